@@ -1,0 +1,302 @@
+//! The one error type.
+
+use std::{fmt, time::Duration};
+
+use crate::{Algorithm, DType};
+
+/// A result whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The part of a call that a rank was in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Phase {
+    /// The exchange of a one-shot.
+    Exchange,
+    /// The first half of a two-shot.
+    ReduceScatter,
+    /// The second half of a two-shot.
+    AllGather,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Phase::Exchange => "exchange",
+            Phase::ReduceScatter => "reduce-scatter",
+            Phase::AllGather => "all-gather",
+        })
+    }
+}
+
+/// Why a call was not done, and what to do about it.
+///
+/// Errors found before anything was started ([`Error::is_recoverable`]) leave the communicator as it was: the next
+/// good call works. After [`Error::PeerTimeout`], [`Error::Mismatch`] or [`Error::Aborted`] every rank of the group
+/// returns that error from then on; make a new group.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No CUDA driver, or one that doesn't answer.
+    #[error("CUDA is not available: {reason}")]
+    CudaUnavailable {
+        /// What was tried and what came back.
+        reason: String,
+    },
+
+    /// The crate was built where no nvcc was found.
+    #[error(
+        "this build of peersum has no CUDA kernels: {reason}. Install a CUDA toolkit of 12.8 or later, or PyPI's \
+         nvidia-cuda-nvcc, and build again with PEERSUM_NVCC or CUDA_HOME pointing at it"
+    )]
+    KernelsNotBuilt {
+        /// What build.rs looked for.
+        reason: String,
+    },
+
+    /// The GPU is older than the kernels.
+    #[error(
+        "device {device} ({name}) has compute capability {major}.{minor}; peersum needs 8.0 or later. Leave it out"
+    )]
+    UnsupportedDevice {
+        /// Its ordinal.
+        device: usize,
+        /// Its name.
+        name: String,
+        /// Compute capability, before the dot.
+        major: u32,
+        /// Compute capability, after the dot.
+        minor: u32,
+    },
+
+    /// There is no such device.
+    #[error("device {device} does not exist: this process sees {count} (CUDA_VISIBLE_DEVICES decides which)")]
+    NoSuchDevice {
+        /// The ordinal that was asked for.
+        device: usize,
+        /// How many there are.
+        count: usize,
+    },
+
+    /// Two devices can't map each other's memory.
+    #[error(
+        "device {from} can't access the memory of device {to} (no NVLink, or P2P is off between them): `nvidia-smi \
+         topo -p2p rw` shows why. Use devices that can"
+    )]
+    NoPeerAccess {
+        /// The ordinal of the device that would access.
+        from: usize,
+        /// The ordinal of the device whose memory it would access.
+        to: usize,
+    },
+
+    /// The backend doesn't serve this many ranks.
+    #[error("{backend} serves 1 to {most} ranks, not {world}")]
+    UnsupportedWorld {
+        /// The number of ranks asked for.
+        world: usize,
+        /// Which backend.
+        backend: &'static str,
+        /// The most it serves.
+        most: usize,
+    },
+
+    /// An option has a value that can't be.
+    #[error("option {option} = {value}: {reason}")]
+    InvalidOption {
+        /// Its name.
+        option: &'static str,
+        /// The value.
+        value: String,
+        /// What is wrong with it, and what would do.
+        reason: String,
+    },
+
+    /// Ranks of one group were given different options.
+    #[error("rank {peer} joined with other options than rank {rank}: give all ranks of a group the same")]
+    OptionsDiffer {
+        /// The rank that returns this error.
+        rank: usize,
+        /// The first rank that differs from it.
+        peer: usize,
+    },
+
+    /// Not all ranks came to the meeting in time.
+    #[error("rank {rank} waited {waited:?} for ranks {missing:?} to join the group: start them, or raise the timeout")]
+    MeetingTimeout {
+        /// The rank that returns this error.
+        rank: usize,
+        /// The ranks that did not come.
+        missing: Vec<usize>,
+        /// How long it waited.
+        waited: Duration,
+    },
+
+    /// A rank failed while the group was being made.
+    #[error("rank {peer} failed to join the group: {reason}")]
+    PeerFailed {
+        /// The rank that failed.
+        peer: usize,
+        /// Its own error.
+        reason: String,
+    },
+
+    /// Input and output are of different lengths.
+    #[error("input has {input} elements and output {output}: they must have the same number")]
+    LengthMismatch {
+        /// Elements of the input.
+        input: usize,
+        /// Elements of the output.
+        output: usize,
+    },
+
+    /// Input and output share memory without being the same.
+    #[error(
+        "input and output overlap without being the same buffer: pass the same address twice to reduce in place, or \
+         disjoint ones"
+    )]
+    Overlap,
+
+    /// A null pointer with a length that is not 0.
+    #[error("{what} is null, with {count} elements")]
+    NullPointer {
+        /// Input or output.
+        what: &'static str,
+        /// Elements of the call.
+        count: usize,
+    },
+
+    /// A pointer is not aligned to its element type.
+    #[error("{what} at {address:#x} is not aligned to {dtype}, which needs {need} bytes")]
+    Misaligned {
+        /// Input or output.
+        what: &'static str,
+        /// The address.
+        address: u64,
+        /// The element type.
+        dtype: DType,
+        /// The alignment that it needs.
+        need: usize,
+    },
+
+    /// The message does not fit in the address space.
+    #[error("{count} elements of {dtype} are more bytes than memory can be addressed by")]
+    TooLarge {
+        /// Elements of the call.
+        count: usize,
+        /// The element type.
+        dtype: DType,
+    },
+
+    /// Memory that the device can't reach.
+    #[error(
+        "{what} at {address:#x} is not memory that device {device} can access: allocate it on that device, or pin it"
+    )]
+    UnreachableMemory {
+        /// Input or output.
+        what: &'static str,
+        /// The address.
+        address: u64,
+        /// The communicator's device.
+        device: usize,
+    },
+
+    /// The stream belongs to another device or context than the communicator.
+    #[error("the stream does not belong to device {device}'s primary context, which the communicator was made in")]
+    ForeignStream {
+        /// The communicator's device.
+        device: usize,
+    },
+
+    /// A forced choice can't run.
+    #[error("{algorithm} can't run this call: {reason}")]
+    AlgorithmUnavailable {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// Why.
+        reason: String,
+    },
+
+    /// A peer did not come before the deadline.
+    #[error(
+        "rank {rank} waited {waited:?} for rank {peer} (block {block}, epoch {epoch}, {phase}) and gave up: rank \
+         {peer} died, was not called, or other work on its device kept it out. Make a new group"
+    )]
+    PeerTimeout {
+        /// The rank that waited.
+        rank: usize,
+        /// The rank that did not come.
+        peer: usize,
+        /// The block of the call.
+        block: u32,
+        /// The epoch it waited for.
+        epoch: u32,
+        /// The part of the call.
+        phase: Phase,
+        /// How long it waited.
+        waited: Duration,
+    },
+
+    /// A peer is in another call.
+    #[error(
+        "rank {rank} and rank {peer} are in different calls (block {block}, epoch {epoch}): every rank must call with \
+         the same length, type, reduction and options, in the same order. Make a new group"
+    )]
+    Mismatch {
+        /// The rank that noticed.
+        rank: usize,
+        /// The rank whose call is another.
+        peer: usize,
+        /// The block of the call.
+        block: u32,
+        /// The epoch.
+        epoch: u32,
+    },
+
+    /// The group was aborted.
+    #[error("the group was aborted by {}: make a new group", by.map_or("the caller".into(), |rank| format!("rank {rank}")))]
+    Aborted {
+        /// The rank that gave up first, or `None` where the caller asked.
+        by: Option<usize>,
+    },
+
+    /// A driver call failed.
+    #[error("{call} failed on device {device}: {name} ({code}), {description}")]
+    Driver {
+        /// The driver's function.
+        call: &'static str,
+        /// The device's ordinal.
+        device: usize,
+        /// The driver's number for it.
+        code: u32,
+        /// The driver's name for it.
+        name: String,
+        /// The driver's words for it.
+        description: String,
+    },
+
+    /// A system call failed.
+    #[error("{call} failed: {reason}")]
+    System {
+        /// What was called, for what.
+        call: &'static str,
+        /// The system's words.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// Whether the communicator can be used as before: true for everything found before anything was started.
+    pub fn is_recoverable(&self) -> bool {
+        !matches!(
+            self,
+            Error::PeerTimeout { .. }
+                | Error::Mismatch { .. }
+                | Error::Aborted { .. }
+                | Error::PeerFailed { .. }
+                | Error::MeetingTimeout { .. }
+                | Error::Driver { .. }
+                | Error::System { .. }
+        )
+    }
+}

@@ -1,0 +1,1 @@
+//! Other crates' streams and buffers.

@@ -1,0 +1,93 @@
+//! What a group of ranks may be asked to do differently.
+
+use std::time::Duration;
+
+use crate::protocol::plan::Algorithm;
+
+/// Options of a group of ranks. All ranks of a group must be given the same; joining checks it.
+///
+/// ```
+/// use peersum::{Algorithm, Options};
+/// use std::time::Duration;
+///
+/// let options = Options::default()
+///     .timeout(Duration::from_secs(5))
+///     .staging_bytes(64 << 20)
+///     .algorithm(Algorithm::TwoShot);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Options {
+    /// How long a rank waits for a peer before it gives up with [`Error::PeerTimeout`](crate::Error::PeerTimeout).
+    /// Default: 30 s.
+    pub timeout: Duration,
+    /// Bytes of staging per rank, both halves together. Longer messages go through it in chunks, inside the one call.
+    /// `None`, the default, takes the backend's own: 32 MiB for CUDA, 8 MiB for the host.
+    pub staging_bytes: Option<usize>,
+    /// Runs every call by this algorithm instead of the plan's choice.
+    pub algorithm: Option<Algorithm>,
+    /// Runs every call with this many blocks (CTAs), or as many as the message has packs of 16 bytes if that is fewer.
+    /// More than can be resident together is an error, never tried.
+    pub blocks: Option<u32>,
+    /// Runs every call with this many threads per block: a multiple of 32, 32 to 1024. CUDA only.
+    pub threads: Option<u32>,
+    /// The epoch before the first round. The protocol must not care; tests start it just below a wrap.
+    pub first_epoch: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            timeout: Duration::from_secs(30),
+            staging_bytes: None,
+            algorithm: None,
+            blocks: None,
+            threads: None,
+            first_epoch: 0,
+        }
+    }
+}
+
+impl Options {
+    /// Sets [`Options::timeout`].
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Sets [`Options::staging_bytes`].
+    #[must_use]
+    pub fn staging_bytes(mut self, bytes: usize) -> Self {
+        self.staging_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets [`Options::algorithm`].
+    #[must_use]
+    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = Some(algorithm);
+        self
+    }
+
+    /// Sets [`Options::blocks`].
+    #[must_use]
+    pub fn blocks(mut self, blocks: u32) -> Self {
+        self.blocks = Some(blocks);
+        self
+    }
+
+    /// Sets [`Options::threads`].
+    #[must_use]
+    pub fn threads(mut self, threads: u32) -> Self {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// Sets [`Options::first_epoch`].
+    #[must_use]
+    pub fn first_epoch(mut self, epoch: u32) -> Self {
+        self.first_epoch = epoch;
+        self
+    }
+}

@@ -1,0 +1,125 @@
+//! Generated from kernels/layout.h by `cargo xtask bindings`; don't edit.
+#![allow(missing_docs, non_camel_case_types)]
+
+pub const PEERSUM_MAX_RANKS: u32 = 8;
+pub const PEERSUM_MAX_BLOCKS: u32 = 128;
+pub const PEERSUM_LINE_BYTES: u32 = 128;
+pub const PEERSUM_PACK_BYTES: u32 = 16;
+pub const PEERSUM_CONTROL_BYTES: u32 = 4096;
+pub const PEERSUM_F32: u32 = 0;
+pub const PEERSUM_F16: u32 = 1;
+pub const PEERSUM_BF16: u32 = 2;
+pub const PEERSUM_SUM: u32 = 0;
+pub const PEERSUM_AVERAGE: u32 = 1;
+pub const PEERSUM_MAX: u32 = 2;
+pub const PEERSUM_MIN: u32 = 3;
+pub const PEERSUM_ONE_SHOT: u32 = 0;
+pub const PEERSUM_TWO_SHOT: u32 = 1;
+pub const PEERSUM_ONE_SHOT_PULL: u32 = 2;
+pub const PEERSUM_TWO_SHOT_PULL: u32 = 3;
+pub const PEERSUM_PHASE_EXCHANGE: u32 = 0;
+pub const PEERSUM_PHASE_REDUCE_SCATTER: u32 = 1;
+pub const PEERSUM_PHASE_ALL_GATHER: u32 = 2;
+pub const PEERSUM_GAVE_UP_TIMEOUT: u32 = 1;
+pub const PEERSUM_GAVE_UP_MISMATCH: u32 = 2;
+pub const PEERSUM_GAVE_UP_ABORTED: u32 = 3;
+pub const PEERSUM_ABORT_BY_HOST: u32 = 2147483648;
+pub const PEERSUM_HASH_SHIFT: u32 = 32;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct peersum_control {
+    pub abort: u32,
+    pub claimed: u32,
+    pub reserved: [u32; 30usize],
+    pub epochs: [u32; 128usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of peersum_control"][::core::mem::size_of::<peersum_control>() - 640usize];
+    ["Alignment of peersum_control"][::core::mem::align_of::<peersum_control>() - 4usize];
+    ["Offset of field: peersum_control::abort"][::core::mem::offset_of!(peersum_control, abort) - 0usize];
+    ["Offset of field: peersum_control::claimed"][::core::mem::offset_of!(peersum_control, claimed) - 4usize];
+    ["Offset of field: peersum_control::reserved"][::core::mem::offset_of!(peersum_control, reserved) - 8usize];
+    ["Offset of field: peersum_control::epochs"][::core::mem::offset_of!(peersum_control, epochs) - 128usize];
+};
+impl Default for peersum_control {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct peersum_record {
+    pub state: u32,
+    pub reason: u32,
+    pub rank: u32,
+    pub peer: u32,
+    pub block: u32,
+    pub phase: u32,
+    pub epoch: u32,
+    pub reserved: u32,
+    pub expected: u64,
+    pub observed: u64,
+    pub waited_ns: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of peersum_record"][::core::mem::size_of::<peersum_record>() - 56usize];
+    ["Alignment of peersum_record"][::core::mem::align_of::<peersum_record>() - 8usize];
+    ["Offset of field: peersum_record::state"][::core::mem::offset_of!(peersum_record, state) - 0usize];
+    ["Offset of field: peersum_record::reason"][::core::mem::offset_of!(peersum_record, reason) - 4usize];
+    ["Offset of field: peersum_record::rank"][::core::mem::offset_of!(peersum_record, rank) - 8usize];
+    ["Offset of field: peersum_record::peer"][::core::mem::offset_of!(peersum_record, peer) - 12usize];
+    ["Offset of field: peersum_record::block"][::core::mem::offset_of!(peersum_record, block) - 16usize];
+    ["Offset of field: peersum_record::phase"][::core::mem::offset_of!(peersum_record, phase) - 20usize];
+    ["Offset of field: peersum_record::epoch"][::core::mem::offset_of!(peersum_record, epoch) - 24usize];
+    ["Offset of field: peersum_record::reserved"][::core::mem::offset_of!(peersum_record, reserved) - 28usize];
+    ["Offset of field: peersum_record::expected"][::core::mem::offset_of!(peersum_record, expected) - 32usize];
+    ["Offset of field: peersum_record::observed"][::core::mem::offset_of!(peersum_record, observed) - 40usize];
+    ["Offset of field: peersum_record::waited_ns"][::core::mem::offset_of!(peersum_record, waited_ns) - 48usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct peersum_call {
+    pub segments: [u64; 8usize],
+    pub input: u64,
+    pub output: u64,
+    pub count: u64,
+    pub slot_bytes: u64,
+    pub chunk_packs: u64,
+    pub timeout_ns: u64,
+    pub record: u64,
+    pub rank: u32,
+    pub world: u32,
+    pub max_blocks: u32,
+    pub op: u32,
+    pub hash: u32,
+    pub vector_input: u32,
+    pub vector_output: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of peersum_call"][::core::mem::size_of::<peersum_call>() - 152usize];
+    ["Alignment of peersum_call"][::core::mem::align_of::<peersum_call>() - 8usize];
+    ["Offset of field: peersum_call::segments"][::core::mem::offset_of!(peersum_call, segments) - 0usize];
+    ["Offset of field: peersum_call::input"][::core::mem::offset_of!(peersum_call, input) - 64usize];
+    ["Offset of field: peersum_call::output"][::core::mem::offset_of!(peersum_call, output) - 72usize];
+    ["Offset of field: peersum_call::count"][::core::mem::offset_of!(peersum_call, count) - 80usize];
+    ["Offset of field: peersum_call::slot_bytes"][::core::mem::offset_of!(peersum_call, slot_bytes) - 88usize];
+    ["Offset of field: peersum_call::chunk_packs"][::core::mem::offset_of!(peersum_call, chunk_packs) - 96usize];
+    ["Offset of field: peersum_call::timeout_ns"][::core::mem::offset_of!(peersum_call, timeout_ns) - 104usize];
+    ["Offset of field: peersum_call::record"][::core::mem::offset_of!(peersum_call, record) - 112usize];
+    ["Offset of field: peersum_call::rank"][::core::mem::offset_of!(peersum_call, rank) - 120usize];
+    ["Offset of field: peersum_call::world"][::core::mem::offset_of!(peersum_call, world) - 124usize];
+    ["Offset of field: peersum_call::max_blocks"][::core::mem::offset_of!(peersum_call, max_blocks) - 128usize];
+    ["Offset of field: peersum_call::op"][::core::mem::offset_of!(peersum_call, op) - 132usize];
+    ["Offset of field: peersum_call::hash"][::core::mem::offset_of!(peersum_call, hash) - 136usize];
+    ["Offset of field: peersum_call::vector_input"][::core::mem::offset_of!(peersum_call, vector_input) - 140usize];
+    ["Offset of field: peersum_call::vector_output"][::core::mem::offset_of!(peersum_call, vector_output) - 144usize];
+    ["Offset of field: peersum_call::reserved"][::core::mem::offset_of!(peersum_call, reserved) - 148usize];
+};

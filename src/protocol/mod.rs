@@ -1,0 +1,34 @@
+//! The protocol: pure, shared by both backends, mirrored by `kernels/`.
+//!
+//! # Rounds
+//!
+//! A call is split over *blocks* (a CTA each on the GPU), and block b of one rank talks to block b of its peers alone. A
+//! block works in *rounds*. In round e every rank writes into the *half* e mod 2 of the staging, then releases its flag
+//! of that half to every peer, then acquires every peer's, then reads what the round delivered. A one-shot takes one
+//! round a chunk, a two-shot two (reduce-scatter, all-gather). The epoch e is kept in the segment, one for each block,
+//! so that a replayed CUDA graph advances it like an eager call.
+//!
+//! # Why two halves are enough, and no barrier at the end
+//!
+//! *Claim:* when rank j starts to write round e, every rank has finished reading round e−2, whose half it overwrites.
+//!
+//! *Proof:* j starts to write round e after it acquired every peer's flag of round e−1. A peer released that flag after
+//! all threads of its block had finished reading round e−2: program order in each thread, then the block's barrier, then
+//! the release. So every read of round e−2 happens before every write of round e. ∎
+//!
+//! The same holds for the flags, which lie in halves too: a word that a rank still polls for round e is overwritten in
+//! round e+2 at the earliest, which no peer starts before this rank has released round e+1, that is after it left the
+//! poll. So a poll compares for equality and no wrap of the epoch can confuse it.
+//!
+//! The argument uses nothing of what the slots hold, so one epoch a block serves all algorithms and they may alternate.
+//! It needs that all ranks run the same rounds: the plan is a pure function of what they agree on, and the hash in each
+//! flag ([`call`]) shows when they don't.
+//!
+//! loom and shuttle check it on the host backend, and that it fails with one half, or with a relaxed release.
+
+#[rustfmt::skip]
+pub(crate) mod bindings;
+pub mod call;
+pub mod layout;
+pub mod plan;
+pub mod split;

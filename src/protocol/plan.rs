@@ -1,0 +1,155 @@
+//! How a call is done: a pure function of what all ranks agree on.
+
+use std::{fmt, str::FromStr};
+
+use super::{
+    bindings,
+    layout::{LINE_BYTES, Layout},
+    split,
+};
+use crate::{Error, Options, Result};
+
+/// How an all-reduce moves its data.
+///
+/// All of them reduce in rank order in f32 with one rounding, so all give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Every rank stores its input into all peers' staging, and reduces all of it. One hop, (N−1)·S bytes out of each.
+    OneShot,
+    /// Reduce-scatter, then all-gather, by stores into the peers' staging. Two hops, 2(N−1)/N·S bytes out of each.
+    TwoShot,
+    /// Every rank stages its input in its own memory, and the peers load from there. A hop and a load there and back.
+    OneShotPull,
+    /// Reduce-scatter, then all-gather, by loads from the peers' staging.
+    TwoShotPull,
+}
+
+impl Algorithm {
+    /// All algorithms, in the order of their codes.
+    pub const ALL: [Algorithm; 4] =
+        [Algorithm::OneShot, Algorithm::TwoShot, Algorithm::OneShotPull, Algorithm::TwoShotPull];
+
+    pub(crate) const fn code(self) -> u32 {
+        match self {
+            Algorithm::OneShot => bindings::PEERSUM_ONE_SHOT,
+            Algorithm::TwoShot => bindings::PEERSUM_TWO_SHOT,
+            Algorithm::OneShotPull => bindings::PEERSUM_ONE_SHOT_PULL,
+            Algorithm::TwoShotPull => bindings::PEERSUM_TWO_SHOT_PULL,
+        }
+    }
+
+    /// Its name in commands and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::OneShot => "one-shot",
+            Algorithm::TwoShot => "two-shot",
+            Algorithm::OneShotPull => "one-shot-pull",
+            Algorithm::TwoShotPull => "two-shot-pull",
+        }
+    }
+
+    /// Rounds that a chunk takes.
+    pub const fn rounds(self) -> u32 {
+        match self {
+            Algorithm::OneShot | Algorithm::OneShotPull => 1,
+            Algorithm::TwoShot | Algorithm::TwoShotPull => 2,
+        }
+    }
+
+    /// The most bytes of a message that one block can move in one chunk: the gate and the kernels both use it.
+    ///
+    /// One-shot hands the whole chunk to every peer's slot. Two-shot hands each peer its part, and the pulls stage the
+    /// chunk in the rank's own slots of the half, which lie side by side.
+    pub fn chunk_capacity(self, layout: &Layout) -> u64 {
+        match self {
+            Algorithm::OneShot => layout.slot_bytes,
+            Algorithm::TwoShot | Algorithm::OneShotPull | Algorithm::TwoShotPull => {
+                layout.slot_bytes * u64::from(layout.world)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name).ok_or_else(|| {
+            let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
+            format!("unknown algorithm '{name}'; there are {}", names.join(", "))
+        })
+    }
+}
+
+/// How one call is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Plan {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Blocks (CTAs) that share the message.
+    pub blocks: u32,
+    /// Threads of a block. The host backend has one.
+    pub threads: u32,
+    /// Bytes that a block moves in one chunk: a multiple of [`LINE_BYTES`].
+    pub chunk_bytes: u64,
+}
+
+/// What a table of priors says for one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The blocks it wants.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+}
+
+/// Where choices come from: a pure function of the message's bytes and the number of ranks.
+pub type Priors = fn(bytes: u64, world: u32) -> Choice;
+
+/// What bounds the blocks of a call: given the threads of a block, how many can be resident together.
+pub type Resident<'a> = &'a dyn Fn(u32) -> u32;
+
+/// The plan of a message of `bytes` bytes, or why the forced choice can't run.
+///
+/// It must be the same on every rank: `layout`, `options` and `resident` are agreed when ranks join, `bytes` by the
+/// caller. `bytes` is not 0.
+pub fn plan(bytes: u64, layout: &Layout, options: &Options, priors: Priors, resident: Resident<'_>) -> Result<Plan> {
+    let mut choice = priors(bytes, layout.world);
+    if let Some(algorithm) = options.algorithm {
+        choice.algorithm = algorithm;
+    }
+    if let Some(threads) = options.threads {
+        choice.threads = threads;
+    }
+    // A block without a pack would wait for nobody and be waited for by nobody, but costs a launch.
+    let most_by_size = split::packs(bytes).min(u64::from(layout.max_blocks)) as u32;
+    let most_resident = resident(choice.threads);
+    let blocks = match options.blocks {
+        Some(forced) if forced > layout.max_blocks || forced > most_resident => {
+            return Err(Error::AlgorithmUnavailable {
+                algorithm: choice.algorithm,
+                reason: format!(
+                    "{forced} blocks of {} threads were forced, but only {} can be resident together",
+                    choice.threads,
+                    most_resident.min(layout.max_blocks)
+                ),
+            });
+        }
+        Some(forced) => forced,
+        None => choice.blocks.min(most_resident),
+    };
+    let blocks = blocks.clamp(1, most_by_size.max(1));
+    let chunk_bytes = choice.algorithm.chunk_capacity(layout);
+    debug_assert!(chunk_bytes > 0 && chunk_bytes % LINE_BYTES == 0);
+    Ok(Plan { algorithm: choice.algorithm, blocks, threads: choice.threads, chunk_bytes })
+}

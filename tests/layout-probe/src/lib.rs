@@ -1,0 +1,1 @@
+//! kernels/layout.h as a C compiler sees it.
