@@ -1,1 +1,12 @@
-//! Host.
+//! All-reduce between threads of the CPU, by the protocol of [`crate::protocol`] over shared memory.
+
+mod communicator;
+mod exchange;
+mod group;
+mod priors;
+mod reduce;
+mod segment;
+mod sync;
+mod wait;
+
+pub use communicator::{AbortHandle, Communicator};

@@ -1,0 +1,230 @@
+//! What a rank holds.
+
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+};
+
+use super::{
+    exchange::Exchange,
+    group::Group,
+    priors::{self, BLOCKS, MAX_RANKS, STAGING_BYTES},
+    reduce::Isa,
+};
+use crate::{
+    DType, Element, Error, Options, Plan, ReduceOp, Result,
+    protocol::{self, call::Call, layout::Layout},
+};
+
+/// One rank of a group whose ranks are threads of the CPU.
+///
+/// A call reduces slices in the caller's memory and returns when the output is written; the input may be reused at once.
+/// Every rank must make the same calls in the same order: the same length, type and reduction. Where they don't, or where
+/// one stays away for longer than [`Options::timeout`], every rank returns the same error, now and from then on.
+///
+/// A message of any length goes through staging in chunks, so a group's memory does not grow with the messages. Ranks may
+/// outnumber the cores. The slices may lie anywhere: only speed depends on their alignment.
+///
+/// Dropping a communicator waits for nobody. Peers that still wait for this rank run into their deadline;
+/// [`Communicator::abort`] before the drop tells them at once.
+pub struct Communicator {
+    rank: u32,
+    group: Arc<Group>,
+    options: Options,
+    isa: Isa,
+}
+
+impl Communicator {
+    /// The communicators of a group of `world` ranks, in rank order: hand one to each thread.
+    ///
+    /// Serves 1 to 128 ranks. [`Options::staging_bytes`] is 4 MiB a rank where not set; the memory is reserved here. The
+    /// host has one block a rank: [`Options::blocks`] may be 1 or unset, and [`Options::threads`] has no effect.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::UnsupportedWorld`] for 0 ranks, or for more than 128.
+    /// * [`Error::InvalidOption`] if the staging is too small or too large for so many ranks.
+    /// * [`Error::System`] if the system has no memory for the segments.
+    pub fn local(world: usize, options: &Options) -> Result<Vec<Communicator>> {
+        Ok(Communicator::of_group(Group::new(layout(world, options)?, options)?, options))
+    }
+
+    /// As [`Communicator::local`], with a fault in the protocol that a model should find.
+    #[cfg(any(loom, shuttle))]
+    pub(super) fn faulty(world: usize, options: &Options, fault: super::group::Fault) -> Result<Vec<Communicator>> {
+        let mut group = Group::new(layout(world, options)?, options)?;
+        group.fault = fault;
+        Ok(Communicator::of_group(group, options))
+    }
+
+    fn of_group(group: Group, options: &Options) -> Vec<Communicator> {
+        let world = group.layout.world;
+        let group = Arc::new(group);
+        let isa = Isa::widest();
+        (0..world).map(|rank| Communicator { rank, group: group.clone(), options: options.clone(), isa }).collect()
+    }
+
+    /// This rank, from 0 on.
+    pub fn rank(&self) -> usize {
+        self.rank as usize
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.group.layout.world as usize
+    }
+
+    /// Reduces `buffer` over all ranks, element by element, and leaves the result in every rank's `buffer`.
+    ///
+    /// A length of 0 does nothing and waits for nobody; a group of one rank leaves the buffer as it is.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::PeerTimeout`], [`Error::Mismatch`] and [`Error::Aborted`] end the group. The buffer then holds some of
+    ///   the input and some of the result.
+    /// * [`Error::AlgorithmUnavailable`] if forced [`Options`] can't run on the host; nothing was started.
+    pub fn all_reduce_in_place<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        let address = buffer.as_mut_ptr();
+        // SAFETY: the slice is this call's alone, and input and output are the same.
+        unsafe { self.all_reduce_at(address, address, buffer.len(), op) }
+    }
+
+    /// Reduces `input` over all ranks, element by element, to every rank's `output`.
+    ///
+    /// A length of 0 does nothing and waits for nobody; a group of one rank copies.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`] if the two have different lengths; nothing was started. Else as for
+    /// [`Communicator::all_reduce_in_place`].
+    pub fn all_reduce<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
+        if input.len() != output.len() {
+            return Err(Error::LengthMismatch { input: input.len(), output: output.len() });
+        }
+        // SAFETY: the output is this call's alone, so the two are apart, and nobody writes the input.
+        unsafe { self.all_reduce_at(input.as_ptr(), output.as_mut_ptr(), input.len(), op) }
+    }
+
+    /// How a call with `count` elements of this type is done. `None` if there is nothing to exchange: no elements, or a
+    /// group of one rank.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooLarge`] and [`Error::AlgorithmUnavailable`], as the call itself would return.
+    pub fn plan(&self, count: usize, dtype: DType) -> Result<Option<Plan>> {
+        let bytes = count.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
+        let bytes = bytes.ok_or(Error::TooLarge { count, dtype })? as u64;
+        if bytes == 0 || self.group.layout.world == 1 {
+            return Ok(None);
+        }
+        let plan = protocol::plan::plan(bytes, &self.group.layout, &self.options, priors::choose, &|_threads| BLOCKS)?;
+        Ok(Some(Plan { threads: 1, ..plan }))
+    }
+
+    /// The failure that ended the group, if one did.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::PeerTimeout`], [`Error::Mismatch`] or [`Error::Aborted`], the same on every rank.
+    pub fn check(&self) -> Result<()> {
+        self.group.check(self.rank)
+    }
+
+    /// Ends the group: every rank's wait, now and later, returns [`Error::Aborted`].
+    pub fn abort(&self) {
+        self.group.abort();
+    }
+
+    /// A handle that ends the group from another thread, while this rank is in a call.
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle { group: Arc::downgrade(&self.group) }
+    }
+
+    /// The last finished epoch of every block. Between calls, they are the same on all ranks that made the same calls.
+    pub fn epochs(&self) -> Vec<u32> {
+        let segment = self.group.segment(self.rank);
+        (0..self.group.layout.max_blocks).map(|block| segment.epoch(block)).collect()
+    }
+
+    /// Bytes of this rank's segment: control, flags and staging, rounded to pages.
+    pub fn memory_bytes(&self) -> usize {
+        self.group.segment(self.rank).bytes()
+    }
+
+    /// # Safety
+    ///
+    /// `input` is readable and `output` writable for `count` elements, both aligned to `T`, with no other thread there;
+    /// they are the same or apart.
+    unsafe fn all_reduce_at<T: Element>(
+        &mut self,
+        input: *const T,
+        output: *mut T,
+        count: usize,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.check()?;
+        let Some(plan) = self.plan(count, T::DTYPE)? else {
+            if input != output {
+                // SAFETY: the caller vouches for both, which are apart.
+                unsafe { output.copy_from_nonoverlapping(input, count) };
+            }
+            return Ok(());
+        };
+        let bytes = count * size_of::<T>();
+        let call = Call { bytes: bytes as u64, dtype: T::DTYPE, op, plan };
+        let exchange = Exchange {
+            group: &self.group,
+            rank: self.rank,
+            block: 0,
+            isa: self.isa,
+            op,
+            plan,
+            hash: call.hash(),
+            input: input.cast(),
+            output: output.cast(),
+            bytes,
+        };
+        // SAFETY: the caller vouches for the buffers; `&mut self` is this rank's only communicator, so no other thread
+        // runs its block.
+        unsafe { exchange.run::<T>() }
+    }
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator")
+            .field("rank", &self.rank)
+            .field("world_size", &self.group.layout.world)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Ends a group from any thread; see [`Communicator::abort_handle`].
+///
+/// It does not keep the group's memory: once all communicators are gone, there is nothing left to end.
+#[derive(Clone)]
+pub struct AbortHandle {
+    group: Weak<Group>,
+}
+
+impl AbortHandle {
+    /// Ends the group, as [`Communicator::abort`] does.
+    pub fn abort(&self) {
+        if let Some(group) = self.group.upgrade() {
+            group.abort();
+        }
+    }
+}
+
+impl fmt::Debug for AbortHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AbortHandle").finish_non_exhaustive()
+    }
+}
+
+fn layout(world: usize, options: &Options) -> Result<Layout> {
+    let unsupported = || Error::UnsupportedWorld { world, backend: "the host backend", most: MAX_RANKS as usize };
+    let ranks = u32::try_from(world).ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks)).ok_or_else(unsupported)?;
+    Layout::new(ranks, BLOCKS, options.staging_bytes.unwrap_or(STAGING_BYTES))
+}

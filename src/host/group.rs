@@ -1,0 +1,105 @@
+//! What the ranks of a group share: their segments, and how the group ended if it did.
+
+use std::{sync::OnceLock, time::Duration};
+
+use super::{segment::Segment, sync::Ordering};
+use crate::{
+    Error, Options, Result,
+    protocol::{bindings::PEERSUM_ABORT_BY_HOST, call, layout::Layout},
+};
+
+/// The shared side of a group. Every rank holds it by `Arc`, so no segment goes away while a peer may still touch it.
+pub(super) struct Group {
+    pub(super) layout: Layout,
+    pub(super) timeout: Duration,
+    segments: Vec<Segment>,
+    /// What the first rank that gave up, or the caller who aborted, left for all.
+    failure: OnceLock<Error>,
+    #[cfg(any(loom, shuttle))]
+    pub(super) fault: Fault,
+}
+
+impl Group {
+    pub(super) fn new(layout: Layout, options: &Options) -> Result<Group> {
+        let segments = (0..layout.world).map(|_| Segment::new(&layout, options.first_epoch)).collect::<Result<_>>()?;
+        Ok(Group {
+            layout,
+            timeout: options.timeout,
+            segments,
+            failure: OnceLock::new(),
+            #[cfg(any(loom, shuttle))]
+            fault: Fault::None,
+        })
+    }
+
+    pub(super) fn segment(&self, rank: u32) -> &Segment {
+        &self.segments[rank as usize]
+    }
+
+    /// The group's failure, as rank `rank` can know of it.
+    pub(super) fn check(&self, rank: u32) -> Result<()> {
+        if self.segment(rank).load_abort_acquire() == 0 {
+            return Ok(());
+        }
+        // The failure is set before any abort word.
+        Err(self.failure.get().cloned().unwrap_or(Error::Aborted { by: None }))
+    }
+
+    /// Ends the group because rank `rank` gave up. Returns what ended it, which is another error if another was first.
+    #[cold]
+    pub(super) fn give_up(&self, rank: u32, error: Error) -> Error {
+        self.end(1 + rank, error)
+    }
+
+    /// Ends the group because the caller asked.
+    #[cold]
+    pub(super) fn abort(&self) {
+        self.end(PEERSUM_ABORT_BY_HOST, Error::Aborted { by: None });
+    }
+
+    fn end(&self, word: u32, error: Error) -> Error {
+        let failure = self.failure.get_or_init(|| error).clone();
+        for segment in &self.segments {
+            segment.store_abort_release(word);
+        }
+        failure
+    }
+
+    /// The half of the staging that round `epoch` uses.
+    pub(super) fn slot_half(&self, epoch: u32) -> u32 {
+        #[cfg(any(loom, shuttle))]
+        if self.fault == Fault::OneHalfOfSlots {
+            return 0;
+        }
+        call::parity(epoch)
+    }
+
+    /// The half of the flags that round `epoch` uses.
+    pub(super) fn flag_half(&self, epoch: u32) -> u32 {
+        #[cfg(any(loom, shuttle))]
+        if self.fault == Fault::OneHalfOfFlags {
+            return 0;
+        }
+        call::parity(epoch)
+    }
+
+    /// The order of the store that hands a round over.
+    pub(super) fn flag_order(&self) -> Ordering {
+        #[cfg(loom)]
+        if self.fault == Fault::RelaxedFlag {
+            return Ordering::Relaxed;
+        }
+        Ordering::Release
+    }
+}
+
+/// What a model leaves out, to show that it would notice.
+#[cfg(any(loom, shuttle))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    None,
+    OneHalfOfSlots,
+    OneHalfOfFlags,
+    #[cfg(loom)]
+    RelaxedFlag,
+}

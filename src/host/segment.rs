@@ -1,0 +1,103 @@
+//! One rank's segment: the words and slots of `protocol::layout`, by name.
+
+use std::mem::offset_of;
+
+use super::sync::{AtomicU32, AtomicU64, Memory, Ordering, Reading};
+use crate::{
+    Result,
+    protocol::{bindings::peersum_control, call::Flag, layout::Layout},
+};
+
+/// The segment of one rank.
+pub(super) struct Segment {
+    layout: Layout,
+    memory: Memory,
+}
+
+impl Segment {
+    /// A segment with no flag set, whose blocks have all finished `first_epoch`.
+    pub(super) fn new(layout: &Layout, first_epoch: u32) -> Result<Segment> {
+        let segment = Segment { layout: *layout, memory: Memory::new(layout)? };
+        for block in 0..layout.max_blocks {
+            segment.set_epoch(block, first_epoch);
+        }
+        Ok(segment)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    /// The last epoch that the owner's block finished. For the owner alone.
+    pub(super) fn epoch(&self, block: u32) -> u32 {
+        self.memory.word_32(epoch_offset(block)).load(Ordering::Relaxed)
+    }
+
+    /// For the owner alone.
+    pub(super) fn set_epoch(&self, block: u32, epoch: u32) {
+        self.memory.word_32(epoch_offset(block)).store(epoch, Ordering::Relaxed);
+    }
+
+    /// What ended the group: 0, or 1 + the rank that gave up, or `PEERSUM_ABORT_BY_HOST`.
+    pub(super) fn load_abort_acquire(&self) -> u32 {
+        self.abort().load(Ordering::Acquire)
+    }
+
+    pub(super) fn store_abort_release(&self, word: u32) {
+        self.abort().store(word, Ordering::Release);
+    }
+
+    /// `writer`'s flag of a half. Waits poll it; `writer` alone stores it.
+    pub(super) fn flag(&self, half: u32, block: u32, writer: u32) -> &AtomicU64 {
+        self.memory.word_64(self.layout.flag(half, block, writer))
+    }
+
+    pub(super) fn store_flag(&self, half: u32, block: u32, writer: u32, flag: Flag, order: Ordering) {
+        self.flag(half, block, writer).store(flag.word(), order);
+    }
+
+    /// Copies into the slot of `source`, from its start.
+    ///
+    /// # Safety
+    ///
+    /// `from` is readable for `bytes` bytes, and the protocol gives the slot to this thread.
+    pub(super) unsafe fn copy_in(&self, half: u32, block: u32, source: u32, from: *const u8, bytes: usize) {
+        // SAFETY: slots are apart from the words; the caller vouches for the rest.
+        unsafe { self.memory.copy_in(self.layout.slot(half, block, source), from, bytes) }
+    }
+
+    /// Copies out of the slot of `source`, from `start` on.
+    ///
+    /// # Safety
+    ///
+    /// `to` is writable for `bytes` bytes, and nobody writes the slot meanwhile, as the protocol has it.
+    pub(super) unsafe fn copy_out(&self, half: u32, block: u32, source: u32, start: u64, to: *mut u8, bytes: usize) {
+        // SAFETY: slots are apart from the words; the caller vouches for the rest.
+        unsafe { self.memory.copy_out(self.layout.slot(half, block, source) + start, to, bytes) }
+    }
+
+    /// The slot of `source` from `start` on, to be read in place.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Segment::copy_out`], until the value is dropped, which must be before the segment is.
+    pub(super) unsafe fn read(&self, half: u32, block: u32, source: u32, start: u64, bytes: usize) -> Reading {
+        // SAFETY: slots are apart from the words; the caller vouches for the rest.
+        unsafe { self.memory.read(self.layout.slot(half, block, source) + start, bytes) }
+    }
+
+    fn abort(&self) -> &AtomicU32 {
+        self.memory.word_32(offset_of!(peersum_control, abort) as u64)
+    }
+}
+
+fn epoch_offset(block: u32) -> u64 {
+    (offset_of!(peersum_control, epochs) + block as usize * size_of::<u32>()) as u64
+}
+
+/// Where the words of the control lie that this backend uses.
+#[cfg(any(loom, shuttle))]
+pub(super) fn control_words(layout: &Layout) -> impl Iterator<Item = u64> {
+    let epochs = (0..layout.max_blocks).map(epoch_offset);
+    epochs.chain([offset_of!(peersum_control, abort) as u64])
+}

@@ -1,0 +1,154 @@
+//! A segment's memory as it ships: a shared mapping.
+
+use std::ptr::{self, NonNull};
+
+use rustix::{
+    fs::{self, FallocateFlags, MemfdFlags},
+    mm::{self, MapFlags, ProtFlags},
+    param,
+};
+
+use super::{AtomicU32, AtomicU64};
+use crate::{Error, Result, protocol::layout::Layout};
+
+/// The memory of one segment: zeroed, page-aligned, whole pages.
+///
+/// Offsets are a [`Layout`]'s. The atomics may be used by any thread at any time; the payload's methods are unsafe, since
+/// only the protocol keeps a reader and a writer apart.
+#[derive(Debug)]
+pub(in crate::host) struct Memory {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone and is not tied to a thread. What it holds is reached through atomics,
+// or through unsafe methods whose callers keep accesses apart.
+unsafe impl Send for Memory {}
+// SAFETY: as for Send.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Memory for a segment of this layout. The pages are reserved here, so that a machine without room for them answers
+    /// with an error now and not with SIGBUS in a call.
+    pub(in crate::host) fn new(layout: &Layout) -> Result<Memory> {
+        let failed = |call| move |errno: rustix::io::Errno| Error::System { call, reason: errno.to_string() };
+        let bytes = usize::try_from(layout.segment_bytes())
+            .ok()
+            .and_then(|bytes| bytes.checked_next_multiple_of(param::page_size()))
+            .ok_or_else(|| Error::System {
+                call: "sizing a segment",
+                reason: format!("{} bytes are more than memory can be addressed by", layout.segment_bytes()),
+            })?;
+        let file = fs::memfd_create("peersum", MemfdFlags::CLOEXEC).map_err(failed("memfd_create for a segment"))?;
+        fs::ftruncate(&file, bytes as u64).map_err(failed("ftruncate of a segment"))?;
+        // EINTR is the one failure that a second try cures.
+        loop {
+            match fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64) {
+                Err(rustix::io::Errno::INTR) => {}
+                result => break result.map_err(failed("fallocate of a segment"))?,
+            }
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this program.
+        let base = unsafe {
+            mm::mmap(
+                ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::POPULATE,
+                &file,
+                0,
+            )
+        }
+        .map_err(failed("mmap of a segment"))?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| Error::System {
+            call: "mmap of a segment",
+            reason: "the kernel mapped it at address 0".into(),
+        })?;
+        Ok(Memory { base, bytes })
+    }
+
+    /// Bytes of the mapping.
+    pub(in crate::host) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The word at `offset`, which must be a control word's.
+    pub(in crate::host) fn word_32(&self, offset: u64) -> &AtomicU32 {
+        let word = self.at(offset, size_of::<AtomicU32>()).cast::<AtomicU32>();
+        assert!(word.is_aligned());
+        // SAFETY: `at` checked the bounds and the line above the alignment; the memory lives as long as `self`, every bit
+        // pattern is a value, and control words are touched through this method alone.
+        unsafe { word.as_ref() }
+    }
+
+    /// The word at `offset`, which must be a flag's.
+    pub(in crate::host) fn word_64(&self, offset: u64) -> &AtomicU64 {
+        let word = self.at(offset, size_of::<AtomicU64>()).cast::<AtomicU64>();
+        assert!(word.is_aligned());
+        // SAFETY: as in `word_32`, for flag words.
+        unsafe { word.as_ref() }
+    }
+
+    /// Copies `bytes` bytes into the staging at `offset`.
+    ///
+    /// # Safety
+    ///
+    /// `from` is readable for `bytes` bytes. The range holds no word that is used as an atomic, and every access to it by
+    /// another thread happens before this call or after it.
+    pub(in crate::host) unsafe fn copy_in(&self, offset: u64, from: *const u8, bytes: usize) {
+        let to = self.at(offset, bytes);
+        // SAFETY: `at` checked the bounds; the caller vouches for `from` and that nobody else is there. A caller's buffer
+        // is never in a segment, which no public function gives out, so the ranges are apart.
+        unsafe { ptr::copy_nonoverlapping(from, to.as_ptr(), bytes) }
+    }
+
+    /// Copies `bytes` bytes out of the staging at `offset`.
+    ///
+    /// # Safety
+    ///
+    /// `to` is writable for `bytes` bytes. The range holds no word that is used as an atomic, and every write to it by
+    /// another thread happens before this call or after it.
+    pub(in crate::host) unsafe fn copy_out(&self, offset: u64, to: *mut u8, bytes: usize) {
+        let from = self.at(offset, bytes);
+        // SAFETY: as in `copy_in`, the other way round.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, bytes) }
+    }
+
+    /// The staging at `offset`, to read in place until the value is dropped.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Memory::copy_out`], for as long as the value lives; and the memory outlives it.
+    pub(in crate::host) unsafe fn read(&self, offset: u64, bytes: usize) -> Reading {
+        Reading { pointer: self.at(offset, bytes).as_ptr() }
+    }
+
+    #[inline(always)]
+    fn at(&self, offset: u64, bytes: usize) -> NonNull<u8> {
+        let fits = offset.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes as u64);
+        assert!(fits, "{bytes} bytes at {offset} are outside the segment of {} bytes", self.bytes);
+        // SAFETY: the sum stays within the mapping, as just checked.
+        unsafe { self.base.add(offset as usize) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, of just this size, and whoever could use it held a reference to this
+        // value. An error would mean that it is not mapped; nothing better than leaving it can be done then.
+        let _ = unsafe { mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// What [`Memory::read`] gives.
+#[derive(Debug)]
+pub(in crate::host) struct Reading {
+    pointer: *const u8,
+}
+
+impl Reading {
+    /// Where it is.
+    pub(in crate::host) fn pointer(&self) -> *const u8 {
+        self.pointer
+    }
+}

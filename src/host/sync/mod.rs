@@ -1,0 +1,33 @@
+//! The one door to shared memory: atomics, waiting primitives, the clock and the payload of a segment.
+//!
+//! Everything that two ranks touch goes through here, so that `--cfg loom` and `--cfg shuttle` check the very code that
+//! ships: they swap this module's types and nothing else.
+
+#[cfg(not(any(loom, shuttle)))]
+mod mapping;
+#[cfg(any(loom, shuttle))]
+mod model;
+
+#[cfg(loom)]
+pub(super) use loom::{
+    hint::spin_loop,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    thread::yield_now,
+};
+#[cfg(not(any(loom, shuttle)))]
+pub(super) use mapping::{Memory, Reading};
+#[cfg(any(loom, shuttle))]
+pub(super) use model::{Instant, Memory, Reading};
+#[cfg(shuttle)]
+pub(super) use shuttle::{
+    hint::spin_loop,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    thread::yield_now,
+};
+#[cfg(not(any(loom, shuttle)))]
+pub(super) use std::{
+    hint::spin_loop,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    thread::yield_now,
+    time::Instant,
+};
