@@ -36,7 +36,9 @@ fn main() -> ExitCode {
 }
 
 fn bindings(check: bool) -> Result<(), String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository");
+    // Of the checkout that cargo runs this for, which need not be the one that compiled it.
+    let package = env::var_os("CARGO_MANIFEST_DIR").ok_or("run this by `cargo xtask`")?;
+    let root = Path::new(&package).parent().ok_or("xtask lies in the repository")?;
     let header = root.join("kernels/layout.h");
     let target = root.join("src/protocol/bindings.rs");
     find_libclang()?;
