@@ -7,7 +7,7 @@ use super::{
     priors::MAX_RANKS,
     reduce::{self, Isa},
     segment::Segment,
-    sync::Reading,
+    sync::Held,
     wait::Wait,
 };
 use crate::{
@@ -79,7 +79,9 @@ impl Exchange<'_> {
         self.exchange(&round)?;
         // SAFETY: after the exchange the slots hold every peer's chunk, and none writes them before this rank has begun
         // the round after the next.
-        unsafe { self.reduce::<T>(&bytes, |source| self.own().read(round.half, self.block, source, 0, bytes.len())) }
+        unsafe {
+            self.reduce::<T>(&bytes, |peer, held| self.own().read(round.half, self.block, peer, 0, bytes.len(), held));
+        }
         self.finish(round);
         Ok(())
     }
@@ -97,7 +99,9 @@ impl Exchange<'_> {
         // SAFETY: after the exchange every peer's staging holds its chunk, and it is not written before this rank has
         // begun the round after the next.
         unsafe {
-            self.reduce::<T>(&bytes, |peer| self.group.segment(peer).read(round.half, self.block, 0, 0, bytes.len()));
+            self.reduce::<T>(&bytes, |peer, held| {
+                self.group.segment(peer).read(round.half, self.block, 0, 0, bytes.len(), held)
+            });
         }
         self.finish(round);
         Ok(())
@@ -117,7 +121,9 @@ impl Exchange<'_> {
         self.exchange(&round)?;
         // SAFETY: as in `one_shot`. In place, this overwrites this rank's own part alone, and every other part of the
         // input has been pushed.
-        unsafe { self.reduce::<T>(&own, |source| self.own().read(round.half, self.block, source, 0, own.len())) }
+        unsafe {
+            self.reduce::<T>(&own, |peer, held| self.own().read(round.half, self.block, peer, 0, own.len(), held));
+        }
         self.finish(round);
 
         let round = self.begin(Phase::AllGather);
@@ -150,7 +156,9 @@ impl Exchange<'_> {
         // SAFETY: as in `one_shot_pull`. In place, this overwrites this rank's own part alone, and the whole input has
         // been staged.
         unsafe {
-            self.reduce::<T>(&own, |peer| self.group.segment(peer).read(round.half, self.block, 0, start, own.len()));
+            self.reduce::<T>(&own, |peer, held| {
+                self.group.segment(peer).read(round.half, self.block, 0, start, own.len(), held)
+            });
         }
         self.finish(round);
 
@@ -218,17 +226,14 @@ impl Exchange<'_> {
     ///
     /// # Safety
     ///
-    /// `bytes` lie in input and output, and the readings of the peers hold as many.
-    unsafe fn reduce<T: Element>(&self, bytes: &Range<usize>, peer: impl Fn(u32) -> Reading) {
+    /// `bytes` lie in input and output, and what `peer` gives is readable for as many, aligned to `T`.
+    unsafe fn reduce<T: Element>(&self, bytes: &Range<usize>, peer: impl Fn(u32, &mut Held) -> *const u8) {
         let world = self.group.layout.world as usize;
-        let mut readings: [Option<Reading>; MAX_RANKS as usize] = [const { None }; MAX_RANKS as usize];
+        let mut held = Held::default();
         let mut sources = [std::ptr::null(); MAX_RANKS as usize];
         for rank in 0..self.group.layout.world {
-            sources[rank as usize] = if rank == self.rank {
-                self.input.wrapping_add(bytes.start)
-            } else {
-                readings[rank as usize].insert(peer(rank)).pointer()
-            };
+            sources[rank as usize] =
+                if rank == self.rank { self.input.wrapping_add(bytes.start) } else { peer(rank, &mut held) };
         }
         let to = self.output.wrapping_add(bytes.start);
         // SAFETY: the caller vouches for the ranges; input and output are the same or apart and segments are apart from

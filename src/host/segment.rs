@@ -2,7 +2,7 @@
 
 use std::mem::offset_of;
 
-use super::sync::{AtomicU32, AtomicU64, Memory, Ordering, Reading};
+use super::sync::{AtomicU32, AtomicU64, Held, Memory, Ordering};
 use crate::{
     Result,
     protocol::{bindings::peersum_control, call::Flag, layout::Layout},
@@ -76,14 +76,22 @@ impl Segment {
         unsafe { self.memory.copy_out(self.layout.slot(half, block, source) + start, to, bytes) }
     }
 
-    /// The slot of `source` from `start` on, to be read in place.
+    /// The slot of `source` from `start` on, to be read in place while `held` lives.
     ///
     /// # Safety
     ///
-    /// As for [`Segment::copy_out`], until the value is dropped, which must be before the segment is.
-    pub(super) unsafe fn read(&self, half: u32, block: u32, source: u32, start: u64, bytes: usize) -> Reading {
+    /// As for [`Segment::copy_out`], until `held` is dropped, which must be before the segment is.
+    pub(super) unsafe fn read(
+        &self,
+        half: u32,
+        block: u32,
+        source: u32,
+        start: u64,
+        bytes: usize,
+        held: &mut Held,
+    ) -> *const u8 {
         // SAFETY: slots are apart from the words; the caller vouches for the rest.
-        unsafe { self.memory.read(self.layout.slot(half, block, source) + start, bytes) }
+        unsafe { self.memory.read(self.layout.slot(half, block, source) + start, bytes, held) }
     }
 
     fn abort(&self) -> &AtomicU32 {

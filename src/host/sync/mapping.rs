@@ -114,13 +114,13 @@ impl Memory {
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, bytes) }
     }
 
-    /// The staging at `offset`, to read in place until the value is dropped.
+    /// The staging at `offset`, to read in place until `held` is dropped.
     ///
     /// # Safety
     ///
-    /// As for [`Memory::copy_out`], for as long as the value lives; and the memory outlives it.
-    pub(in crate::host) unsafe fn read(&self, offset: u64, bytes: usize) -> Reading {
-        Reading { pointer: self.at(offset, bytes).as_ptr() }
+    /// As for [`Memory::copy_out`], for as long as `held` lives; and the memory outlives it.
+    pub(in crate::host) unsafe fn read(&self, offset: u64, bytes: usize, _held: &mut Held) -> *const u8 {
+        self.at(offset, bytes).as_ptr()
     }
 
     #[inline(always)]
@@ -140,15 +140,6 @@ impl Drop for Memory {
     }
 }
 
-/// What [`Memory::read`] gives.
-#[derive(Debug)]
-pub(in crate::host) struct Reading {
-    pointer: *const u8,
-}
-
-impl Reading {
-    /// Where it is.
-    pub(in crate::host) fn pointer(&self) -> *const u8 {
-        self.pointer
-    }
-}
+/// What is being read in place. The models keep account of it; here it is nothing.
+#[derive(Debug, Default)]
+pub(in crate::host) struct Held;

@@ -15,9 +15,9 @@ pub(super) use loom::{
     thread::yield_now,
 };
 #[cfg(not(any(loom, shuttle)))]
-pub(super) use mapping::{Memory, Reading};
+pub(super) use mapping::{Held, Memory};
 #[cfg(any(loom, shuttle))]
-pub(super) use model::{Instant, Memory, Reading};
+pub(super) use model::{Held, Instant, Memory};
 #[cfg(shuttle)]
 pub(super) use shuttle::{
     hint::spin_loop,

@@ -98,9 +98,9 @@ impl Memory {
     /// # Safety
     ///
     /// As for `mapping::Memory::read`.
-    pub(in crate::host) unsafe fn read(&self, offset: u64, bytes: usize) -> Reading {
-        let guards = self.pieces(offset, bytes).map(|(pack, _)| self.cells[pack].read()).collect();
-        Reading { pointer: self.at(offset, 0), _guards: guards }
+    pub(in crate::host) unsafe fn read(&self, offset: u64, bytes: usize, held: &mut Held) -> *const u8 {
+        held.0.extend(self.pieces(offset, bytes).map(|(pack, _)| self.cells[pack].read()));
+        self.at(offset, 0)
     }
 
     fn at(&self, offset: u64, start: usize) -> *mut u8 {
@@ -120,17 +120,9 @@ impl Memory {
     }
 }
 
-/// As `mapping::Reading`.
-pub(in crate::host) struct Reading {
-    pointer: *const u8,
-    _guards: Vec<cell::Read>,
-}
-
-impl Reading {
-    pub(in crate::host) fn pointer(&self) -> *const u8 {
-        self.pointer
-    }
-}
+/// What is being read in place.
+#[derive(Default)]
+pub(in crate::host) struct Held(Vec<cell::Read>);
 
 use cell::Cell;
 
