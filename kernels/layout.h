@@ -21,6 +21,8 @@
 #define PEERSUM_MAX_RANKS 8
 /* The most blocks (CTAs) of one call. */
 #define PEERSUM_MAX_BLOCKS 128
+/* The most threads of a block. */
+#define PEERSUM_MAX_THREADS 512
 /* Flags of different writers lie on lines of their own. */
 #define PEERSUM_LINE_BYTES 128
 /* The unit of every payload access. */
@@ -82,7 +84,7 @@ struct peersum_record {
   uint32_t block;
   uint32_t phase;
   uint32_t epoch;
-  uint32_t reserved;
+  uint32_t abort;    /* the abort word, if that is the reason */
   uint64_t expected; /* flag words */
   uint64_t observed;
   uint64_t waited_ns;
@@ -94,6 +96,7 @@ struct peersum_call {
   uint64_t input;
   uint64_t output;
   uint64_t count;       /* elements */
+  uint64_t block_packs; /* packs of each block; the first `longer_blocks` blocks have one more (peersum_split_start) */
   uint64_t slot_bytes;  /* a multiple of PEERSUM_LINE_BYTES */
   uint64_t chunk_packs; /* packs that a block moves in one round (one-shot) or two (two-shot) */
   uint64_t timeout_ns;
@@ -105,7 +108,7 @@ struct peersum_call {
   uint32_t hash;
   uint32_t vector_input;  /* 1 if input is 16-byte aligned */
   uint32_t vector_output; /* 1 if output is 16-byte aligned */
-  uint32_t reserved;
+  uint32_t longer_blocks;
 };
 
 #ifdef __CUDACC__

@@ -190,13 +190,14 @@ pub enum Error {
 
     /// Memory that the device can't reach.
     #[error(
-        "{what} at {address:#x} is not memory that device {device} can access: allocate it on that device, or pin it"
+        "{what} was allocated on device {allocated_on}, or in another context there, and the communicator is device \
+         {device}'s: allocate it in that device's primary context"
     )]
     UnreachableMemory {
-        /// Input or output.
+        /// Which buffer.
         what: &'static str,
-        /// The address.
-        address: u64,
+        /// The device it was allocated on.
+        allocated_on: usize,
         /// The communicator's device.
         device: usize,
     },
@@ -261,12 +262,12 @@ pub enum Error {
     },
 
     /// A driver call failed.
-    #[error("{call} failed on device {device}: {name} ({code}), {description}")]
+    #[error("{call} failed{}: {name} ({code}), {description}", device.map_or(String::new(), |device| format!(" on device {device}")))]
     Driver {
         /// The driver's function.
         call: &'static str,
-        /// The device's ordinal.
-        device: usize,
+        /// The device's ordinal, where it was about one.
+        device: Option<usize>,
         /// The driver's number for it.
         code: u32,
         /// The driver's name for it.

@@ -29,7 +29,7 @@ pub struct Options {
     /// Runs every call with this many blocks (CTAs), or as many as the message has packs of 16 bytes if that is fewer.
     /// More than can be resident together is an error, never tried.
     pub blocks: Option<u32>,
-    /// Runs every call with this many threads per block: a multiple of 32, 32 to 1024. CUDA only.
+    /// Runs every call with this many threads per block: a multiple of 32, 32 to 512. CUDA only.
     pub threads: Option<u32>,
     /// The epoch before the first round. The protocol must not care; tests start it just below a wrap.
     pub first_epoch: u32,

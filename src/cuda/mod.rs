@@ -1,1 +1,59 @@
-//! CUDA.
+//! The CUDA backend: ranks are GPUs of one machine, or share one.
+//!
+//! Peers' memory is mapped, and one kernel a call stores, signals, polls and reduces. A call only enqueues that kernel
+//! on the caller's stream, so it can be captured in a CUDA graph and replayed between eager calls.
+//!
+//! # Ranks that share a device
+//!
+//! A device may stand several times in the list that [`Communicator::local`] takes. All ranks' blocks must then run at
+//! the same time: the plan bounds them by what is resident together, counting the ranks, but every rank also needs a
+//! hardware queue of its own. Set `CUDA_DEVICE_MAX_CONNECTIONS=32` before CUDA starts; with fewer, one rank's kernel can
+//! wait behind another's, until the timeout. Other work on the device that fills it makes calls slower, not wrong.
+//!
+//! # Threads of one process
+//!
+//! `cuMemAlloc`, `cuMemFree` and other calls that synchronise a device wait for the kernels on it, and these wait for
+//! their peers. A thread must not make one between the launch of one rank and that of another whose work it is also to
+//! enqueue. The library itself allocates and frees only when communicators are made and dropped.
+
+mod communicator;
+mod driver;
+mod memory;
+mod module;
+mod priors;
+
+pub use communicator::{AbortHandle, Communicator};
+pub(crate) use communicator::Lifeline;
+pub(crate) use driver::{Restored, check};
+
+mod kernels {
+    include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+}
+
+/// The compiled kernels, as fatbins: none where the crate was built without nvcc.
+#[doc(hidden)]
+pub fn images() -> &'static [&'static [u8]] {
+    kernels::IMAGES
+}
+
+fn missing_kernels() -> &'static str {
+    kernels::REASON
+}
+
+/// Whether the backend can be used: a driver, kernels in this build, and a device. The error says what is missing.
+pub fn available() -> crate::Result<()> {
+    if device_count()? == 0 {
+        return Err(crate::Error::CudaUnavailable {
+            reason: "the driver shows no device (CUDA_VISIBLE_DEVICES can hide them)".into(),
+        });
+    }
+    if images().is_empty() {
+        return Err(crate::Error::KernelsNotBuilt { reason: missing_kernels().into() });
+    }
+    Ok(())
+}
+
+/// How many devices this process sees.
+pub fn device_count() -> crate::Result<usize> {
+    driver::Driver::get()?.device_count()
+}

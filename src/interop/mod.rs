@@ -1,1 +1,5 @@
-//! Other crates' streams and buffers.
+//! Other crates' streams and buffers over the raw call.
+
+pub mod cudarc;
+#[cfg(feature = "cust")]
+pub mod cust;

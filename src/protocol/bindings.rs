@@ -1,8 +1,9 @@
 //! Generated from kernels/layout.h by `cargo xtask bindings`; don't edit.
-#![allow(missing_docs, non_camel_case_types)]
+#![allow(dead_code, missing_docs, non_camel_case_types, unreachable_pub)]
 
 pub const PEERSUM_MAX_RANKS: u32 = 8;
 pub const PEERSUM_MAX_BLOCKS: u32 = 128;
+pub const PEERSUM_MAX_THREADS: u32 = 512;
 pub const PEERSUM_LINE_BYTES: u32 = 128;
 pub const PEERSUM_PACK_BYTES: u32 = 16;
 pub const PEERSUM_CONTROL_BYTES: u32 = 4096;
@@ -42,17 +43,8 @@ const _: () = {
     ["Offset of field: peersum_control::reserved"][::core::mem::offset_of!(peersum_control, reserved) - 8usize];
     ["Offset of field: peersum_control::epochs"][::core::mem::offset_of!(peersum_control, epochs) - 128usize];
 };
-impl Default for peersum_control {
-    fn default() -> Self {
-        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
 #[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
+#[derive(Debug, Copy, Clone)]
 pub struct peersum_record {
     pub state: u32,
     pub reason: u32,
@@ -61,7 +53,7 @@ pub struct peersum_record {
     pub block: u32,
     pub phase: u32,
     pub epoch: u32,
-    pub reserved: u32,
+    pub abort: u32,
     pub expected: u64,
     pub observed: u64,
     pub waited_ns: u64,
@@ -77,18 +69,19 @@ const _: () = {
     ["Offset of field: peersum_record::block"][::core::mem::offset_of!(peersum_record, block) - 16usize];
     ["Offset of field: peersum_record::phase"][::core::mem::offset_of!(peersum_record, phase) - 20usize];
     ["Offset of field: peersum_record::epoch"][::core::mem::offset_of!(peersum_record, epoch) - 24usize];
-    ["Offset of field: peersum_record::reserved"][::core::mem::offset_of!(peersum_record, reserved) - 28usize];
+    ["Offset of field: peersum_record::abort"][::core::mem::offset_of!(peersum_record, abort) - 28usize];
     ["Offset of field: peersum_record::expected"][::core::mem::offset_of!(peersum_record, expected) - 32usize];
     ["Offset of field: peersum_record::observed"][::core::mem::offset_of!(peersum_record, observed) - 40usize];
     ["Offset of field: peersum_record::waited_ns"][::core::mem::offset_of!(peersum_record, waited_ns) - 48usize];
 };
 #[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
+#[derive(Debug, Copy, Clone)]
 pub struct peersum_call {
     pub segments: [u64; 8usize],
     pub input: u64,
     pub output: u64,
     pub count: u64,
+    pub block_packs: u64,
     pub slot_bytes: u64,
     pub chunk_packs: u64,
     pub timeout_ns: u64,
@@ -100,26 +93,27 @@ pub struct peersum_call {
     pub hash: u32,
     pub vector_input: u32,
     pub vector_output: u32,
-    pub reserved: u32,
+    pub longer_blocks: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of peersum_call"][::core::mem::size_of::<peersum_call>() - 152usize];
+    ["Size of peersum_call"][::core::mem::size_of::<peersum_call>() - 160usize];
     ["Alignment of peersum_call"][::core::mem::align_of::<peersum_call>() - 8usize];
     ["Offset of field: peersum_call::segments"][::core::mem::offset_of!(peersum_call, segments) - 0usize];
     ["Offset of field: peersum_call::input"][::core::mem::offset_of!(peersum_call, input) - 64usize];
     ["Offset of field: peersum_call::output"][::core::mem::offset_of!(peersum_call, output) - 72usize];
     ["Offset of field: peersum_call::count"][::core::mem::offset_of!(peersum_call, count) - 80usize];
-    ["Offset of field: peersum_call::slot_bytes"][::core::mem::offset_of!(peersum_call, slot_bytes) - 88usize];
-    ["Offset of field: peersum_call::chunk_packs"][::core::mem::offset_of!(peersum_call, chunk_packs) - 96usize];
-    ["Offset of field: peersum_call::timeout_ns"][::core::mem::offset_of!(peersum_call, timeout_ns) - 104usize];
-    ["Offset of field: peersum_call::record"][::core::mem::offset_of!(peersum_call, record) - 112usize];
-    ["Offset of field: peersum_call::rank"][::core::mem::offset_of!(peersum_call, rank) - 120usize];
-    ["Offset of field: peersum_call::world"][::core::mem::offset_of!(peersum_call, world) - 124usize];
-    ["Offset of field: peersum_call::max_blocks"][::core::mem::offset_of!(peersum_call, max_blocks) - 128usize];
-    ["Offset of field: peersum_call::op"][::core::mem::offset_of!(peersum_call, op) - 132usize];
-    ["Offset of field: peersum_call::hash"][::core::mem::offset_of!(peersum_call, hash) - 136usize];
-    ["Offset of field: peersum_call::vector_input"][::core::mem::offset_of!(peersum_call, vector_input) - 140usize];
-    ["Offset of field: peersum_call::vector_output"][::core::mem::offset_of!(peersum_call, vector_output) - 144usize];
-    ["Offset of field: peersum_call::reserved"][::core::mem::offset_of!(peersum_call, reserved) - 148usize];
+    ["Offset of field: peersum_call::block_packs"][::core::mem::offset_of!(peersum_call, block_packs) - 88usize];
+    ["Offset of field: peersum_call::slot_bytes"][::core::mem::offset_of!(peersum_call, slot_bytes) - 96usize];
+    ["Offset of field: peersum_call::chunk_packs"][::core::mem::offset_of!(peersum_call, chunk_packs) - 104usize];
+    ["Offset of field: peersum_call::timeout_ns"][::core::mem::offset_of!(peersum_call, timeout_ns) - 112usize];
+    ["Offset of field: peersum_call::record"][::core::mem::offset_of!(peersum_call, record) - 120usize];
+    ["Offset of field: peersum_call::rank"][::core::mem::offset_of!(peersum_call, rank) - 128usize];
+    ["Offset of field: peersum_call::world"][::core::mem::offset_of!(peersum_call, world) - 132usize];
+    ["Offset of field: peersum_call::max_blocks"][::core::mem::offset_of!(peersum_call, max_blocks) - 136usize];
+    ["Offset of field: peersum_call::op"][::core::mem::offset_of!(peersum_call, op) - 140usize];
+    ["Offset of field: peersum_call::hash"][::core::mem::offset_of!(peersum_call, hash) - 144usize];
+    ["Offset of field: peersum_call::vector_input"][::core::mem::offset_of!(peersum_call, vector_input) - 148usize];
+    ["Offset of field: peersum_call::vector_output"][::core::mem::offset_of!(peersum_call, vector_output) - 152usize];
+    ["Offset of field: peersum_call::longer_blocks"][::core::mem::offset_of!(peersum_call, longer_blocks) - 156usize];
 };

@@ -53,7 +53,7 @@ fn bindings(check: bool) -> Result<(), String> {
         .layout_tests(true)
         .use_core()
         .raw_line("//! Generated from kernels/layout.h by `cargo xtask bindings`; don't edit.")
-        .raw_line("#![allow(missing_docs, non_camel_case_types, unreachable_pub)]")
+        .raw_line("#![allow(dead_code, missing_docs, non_camel_case_types, unreachable_pub)]")
         .disable_header_comment()
         .generate()
         .map_err(|error| format!("bindgen: {error}\n\n{USAGE}"))?

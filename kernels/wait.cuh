@@ -1,0 +1,81 @@
+// The one wait: it ends with the flag, at the deadline, or when another rank gave up.
+//
+// Whoever gives up says so in this order: its record for the hosts, then the abort word of every rank. So a host that
+// finds a rank aborted by another finds that other's record too. Later calls see the abort word and don't wait at all.
+#pragma once
+
+#include "memory.cuh"
+
+namespace peersum {
+
+// What is waited for; it goes into the record.
+struct Awaited {
+  uint32_t peer;
+  uint32_t block;
+  uint32_t phase;
+  uint64_t flag;
+};
+
+// How a wait ended.
+struct Outcome {
+  uint32_t reason;  // 0, or PEERSUM_GAVE_UP_*
+  uint32_t abort;   // the abort word, if that is the reason
+  uint64_t observed;
+  uint64_t waited_ns;
+};
+
+__device__ __forceinline__ peersum_control* control(const peersum_call& call, uint32_t rank) {
+  return global<peersum_control>(call.segments[rank]);
+}
+
+// Waits until *flag is awaited.flag.
+__device__ __forceinline__ Outcome wait_for(const peersum_call& call, const uint64_t* flag, const Awaited& awaited) {
+  constexpr uint32_t kSpinsBetweenLooks = 1024;  // some hundred microseconds: looking costs a spin, so look rarely
+  Outcome outcome{0, 0, 0, 0};
+  uint64_t started = 0;
+  uint32_t spins = 0;
+  while ((outcome.observed = load_relaxed_sys(flag)) != awaited.flag) {
+    const uint32_t hash = static_cast<uint32_t>(outcome.observed >> PEERSUM_HASH_SHIFT);
+    if (hash != 0 && static_cast<uint32_t>(outcome.observed) == static_cast<uint32_t>(awaited.flag)) {
+      outcome.reason = PEERSUM_GAVE_UP_MISMATCH;
+      return outcome;
+    }
+    if (++spins % kSpinsBetweenLooks != 0) continue;
+    outcome.abort = load_relaxed_sys(&control(call, call.rank)->abort);
+    if (outcome.abort != 0) {
+      outcome.reason = PEERSUM_GAVE_UP_ABORTED;
+      return outcome;
+    }
+    const uint64_t now = global_timer();
+    if (started == 0) started = now;
+    outcome.waited_ns = now - started;
+    if (outcome.waited_ns > call.timeout_ns) {
+      outcome.reason = PEERSUM_GAVE_UP_TIMEOUT;
+      return outcome;
+    }
+  }
+  fence_acq_rel_sys();
+  return outcome;
+}
+
+__device__ __forceinline__ void give_up(const peersum_call& call, const Awaited& awaited, const Outcome& outcome) {
+  // One block of the rank writes the record; the others have the same to say, or less.
+  if (atomicCAS(&control(call, call.rank)->claimed, 0u, 1u) != 0u) return;
+  peersum_record* record = global<peersum_record>(call.record);
+  record->reason = outcome.reason;
+  record->abort = outcome.abort;
+  record->rank = call.rank;
+  record->peer = awaited.peer;
+  record->block = awaited.block;
+  record->phase = awaited.phase;
+  record->epoch = static_cast<uint32_t>(awaited.flag);
+  record->expected = awaited.flag;
+  record->observed = outcome.observed;
+  record->waited_ns = outcome.waited_ns;
+  store_release_sys(&record->state, 1u);
+  fence_acq_rel_sys();
+#pragma unroll 1
+  for (uint32_t rank = 0; rank < call.world; rank++) store_relaxed_sys(&control(call, rank)->abort, 1u + call.rank);
+}
+
+}  // namespace peersum

@@ -1,0 +1,494 @@
+//! A rank's handle.
+
+use std::{
+    ffi::c_void,
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use cudarc::driver::sys;
+
+use super::{
+    driver::{self, Device, check},
+    memory::{Record, Segment, Stream},
+    module::Kernels,
+    priors,
+};
+use crate::{
+    DType, Error, Options, Phase, Plan, ReduceOp, Result,
+    meeting::Local,
+    protocol::{
+        bindings,
+        call::Call,
+        layout::Layout,
+        plan::plan,
+        split::{PACK_BYTES, packs},
+    },
+};
+
+const DEFAULT_STAGING_BYTES: usize = 32 << 20;
+
+/// One rank of a group of GPUs.
+///
+/// A call enqueues one kernel on the caller's stream and returns: it doesn't allocate, synchronise or record an event.
+/// Every rank must make the same calls in the same order, each on one stream at a time. When a peer fails, the kernel
+/// gives up after [`Options::timeout`] without having written the output, and the error comes from the next call or
+/// from [`Communicator::check`]: check after synchronising the stream, before the output is used.
+///
+/// # Memory
+///
+/// A rank takes on its device: 4 KiB of control, 32 KiB of flags per rank of the group, and the staging
+/// ([`Options::staging_bytes`], 32 MiB unless set otherwise, whatever the number of ranks), all rounded up to 2 MiB. That
+/// is 34 MiB for 2 to 8 ranks by default; [`Communicator::memory_bytes`] tells.
+///
+/// # Dropping
+///
+/// The group's memory is freed when its last communicator goes (or the last graph of
+/// [`interop::cudarc::Graph`](crate::interop::cudarc::Graph)), after work that was enqueued in the devices' contexts has
+/// finished. That is waited for, at most for the timeout and a second; if work is still there then, the memory is not
+/// freed, and a warning is logged.
+pub struct Communicator {
+    rank: u32,
+    stream: Arc<Stream>,
+    kernels: Kernels,
+    /// Blocks that a rank may have resident, by threads: the least of all ranks.
+    resident: Vec<u32>,
+    options: Options,
+    priors: crate::protocol::plan::Priors,
+    group: Arc<Group>,
+}
+
+/// What all communicators of a group hold.
+struct Group {
+    layout: Layout,
+    segments: Vec<Arc<Segment>>,
+    records: Vec<Arc<Record>>,
+    devices: Vec<Arc<Device>>,
+    aborted: Arc<AtomicBool>,
+}
+
+/// Keeps a group's memory alive, for graphs that use it.
+#[derive(Clone)]
+pub(crate) struct Lifeline(#[allow(dead_code)] Arc<Group>);
+
+/// Aborts a group from any thread.
+#[derive(Clone)]
+pub struct AbortHandle {
+    stream: Arc<Stream>,
+    group: Arc<Group>,
+}
+
+impl AbortHandle {
+    /// Ends every rank's wait, now and later: kernels that run leave without writing what they have not got, and every
+    /// call and check of the group returns [`Error::Aborted`]. Returns at once.
+    pub fn abort(&self) -> Result<()> {
+        self.group.aborted.store(true, Ordering::Release);
+        let device = self.stream_device();
+        let _entered = device.enter()?;
+        for segment in &self.group.segments {
+            // SAFETY: the word lies in the segment, which the group holds and this device maps.
+            let status = unsafe {
+                sys::cuMemsetD32Async(segment.address(), bindings::PEERSUM_ABORT_BY_HOST, 1, self.stream.handle)
+            };
+            check("cuMemsetD32Async", Some(device.ordinal), status)?;
+        }
+        Ok(())
+    }
+
+    fn stream_device(&self) -> &Device {
+        self.stream.device()
+    }
+}
+
+impl Communicator {
+    /// The communicators of ranks that live in this process, rank r on `devices[r]`. A device may stand several times.
+    ///
+    /// All devices must be able to map each other's memory. Blocks until every rank is ready, at most for the timeout.
+    pub fn local(devices: &[usize], options: &Options) -> Result<Vec<Communicator>> {
+        let world = devices.len();
+        if world == 0 || world > bindings::PEERSUM_MAX_RANKS as usize {
+            let most = bindings::PEERSUM_MAX_RANKS as usize;
+            return Err(Error::UnsupportedWorld { world, backend: "the CUDA backend", most });
+        }
+        super::available()?;
+        let seats = Local::group(world, options.timeout);
+        let joined: Vec<Result<Communicator>> = std::thread::scope(|scope| {
+            let joins: Vec<_> = seats
+                .into_iter()
+                .zip(devices)
+                .map(|(mut seat, &device)| {
+                    scope.spawn(move || {
+                        let joined = Communicator::join(&mut seat, device, options);
+                        if let Err(error) = &joined {
+                            seat.leave(error);
+                        }
+                        joined
+                    })
+                })
+                .collect();
+            joins.into_iter().map(|join| join.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        });
+        // The first cause, not what it did to the others.
+        let mut communicators = Vec::with_capacity(world);
+        let mut consequence = None;
+        for result in joined {
+            match result {
+                Ok(communicator) => communicators.push(communicator),
+                Err(error @ (Error::PeerFailed { .. } | Error::MeetingTimeout { .. })) => {
+                    consequence.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        consequence.map_or(Ok(communicators), Err)
+    }
+
+    fn join(seat: &mut Local, device: usize, options: &Options) -> Result<Communicator> {
+        validate(options)?;
+        let (rank, world) = (seat.rank(), seat.world() as u32);
+        for (peer, theirs) in seat.all_gather(options.clone())?.iter().enumerate() {
+            if theirs != options {
+                return Err(Error::OptionsDiffer { rank, peer });
+            }
+        }
+        let device = Device::open(device)?;
+        let devices = seat.all_gather(device.clone())?;
+        for peer in &devices {
+            if peer.ordinal != device.ordinal && !device.can_access(peer)? {
+                return Err(Error::NoPeerAccess { from: device.ordinal, to: peer.ordinal });
+            }
+        }
+        let sharing = devices.iter().filter(|peer| peer.ordinal == device.ordinal).count() as u32;
+        if sharing > 8 && std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
+            tracing::warn!(sharing, "ranks share a device: set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts");
+        }
+
+        // A kernel that runs now may wait for its peers for the timeout; what it leaves behind goes after that.
+        let patience = options.timeout.saturating_add(Duration::from_secs(1));
+        let kernels = Kernels::load(&device, world, patience)?;
+        let mine: Vec<u32> = kernels.resident(&device)?.into_iter().map(|blocks| blocks / sharing).collect();
+        let resident = seat.all_gather(mine)?.into_iter().reduce(|left, right| {
+            left.into_iter().zip(right).map(|(left, right)| left.min(right)).collect()
+        });
+        let resident = resident.unwrap_or_default();
+
+        let staging = options.staging_bytes.unwrap_or(DEFAULT_STAGING_BYTES);
+        let layout = Layout::new(world, bindings::PEERSUM_MAX_BLOCKS, staging)?;
+        let stream = Arc::new(Stream::new(device.clone())?);
+        // Cleared before any peer knows of it, so that no peer's flag can be wiped.
+        let segment = Segment::new(distinct(&device, &devices), layout.segment_bytes(), patience)?;
+        segment.clear(options.first_epoch, &stream)?;
+        let segments = seat.all_gather(Arc::new(segment))?;
+        let records = seat.all_gather(Arc::new(Record::new(device.clone(), patience)?))?;
+        let aborted = seat.all_gather(Arc::new(AtomicBool::new(false)))?[0].clone();
+        let group = Arc::new(Group { layout, segments, records, devices, aborted });
+        Ok(Communicator { rank: rank as u32, stream, kernels, resident, options: options.clone(), priors: priors::choose, group })
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank as usize
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.group.layout.world as usize
+    }
+
+    /// The ordinal of this rank's device.
+    pub fn device(&self) -> usize {
+        self.stream.device().ordinal
+    }
+
+    /// Bytes of device memory that this rank takes.
+    pub fn memory_bytes(&self) -> usize {
+        self.group.segments[self.rank as usize].bytes()
+    }
+
+    /// How a message of `count` elements would be reduced: `None` where there is nothing to exchange.
+    pub fn plan(&self, count: usize, dtype: DType) -> Result<Option<Plan>> {
+        let bytes = bytes_of(count, dtype)?;
+        if bytes == 0 || self.world_size() == 1 {
+            return Ok(None);
+        }
+        let resident = |threads: u32| self.resident.get(threads as usize / 32 - 1).copied().unwrap_or(0);
+        plan(bytes, &self.group.layout, &self.options, self.priors, &resident).map(Some)
+    }
+
+    /// The failure of the group, if there is one: of this rank or of any other. Doesn't synchronise: what a kernel that
+    /// still runs will find is not known yet.
+    pub fn check(&self) -> Result<()> {
+        let mut aborted = None;
+        for record in self.group.records.iter().filter_map(|record| record.read()) {
+            match error_of(&record) {
+                error @ Error::Aborted { .. } => aborted = aborted.or(Some(error)),
+                cause => return Err(cause),
+            }
+        }
+        if self.group.aborted.load(Ordering::Acquire) {
+            return Err(Error::Aborted { by: None });
+        }
+        aborted.map_or(Ok(()), Err)
+    }
+
+    /// Aborts the group; see [`AbortHandle::abort`].
+    pub fn abort(&self) -> Result<()> {
+        self.abort_handle().abort()
+    }
+
+    /// A handle that aborts the group from any thread, also while this rank is busy.
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle { stream: self.stream.clone(), group: self.group.clone() }
+    }
+
+    /// The last finished epoch of every block. Waits for work that was enqueued in the context; for tests.
+    pub fn epochs(&self) -> Result<Vec<u32>> {
+        let device = self.stream.device();
+        let mut epochs = vec![0u32; bindings::PEERSUM_MAX_BLOCKS as usize];
+        let from = self.group.segments[self.rank as usize].address()
+            + std::mem::offset_of!(bindings::peersum_control, epochs) as u64;
+        let _entered = device.enter()?;
+        // SAFETY: the epochs lie in the segment, and the vector has room for all of them.
+        unsafe {
+            check("cuCtxSynchronize", Some(device.ordinal), sys::cuCtxSynchronize())?;
+            let status = sys::cuMemcpyDtoH_v2(epochs.as_mut_ptr().cast(), from, size_of_val(epochs.as_slice()));
+            check("cuMemcpyDtoH", Some(device.ordinal), status)?;
+        }
+        Ok(epochs)
+    }
+
+    /// Enqueues the all-reduce of `count` elements of `dtype` at `input` into `output` on `stream`.
+    ///
+    /// The addresses are of memory that this rank's device can read and write: its own, or host memory that is pinned
+    /// and mapped. The same address twice reduces in place; ranges that overlap otherwise are an error. Any alignment
+    /// that `dtype` allows will do, the fastest is 16 bytes. The ranks' addresses and alignments may differ.
+    ///
+    /// `stream` is a `CUstream` (or `cudaStream_t`) of the device's primary context; null is its default stream.
+    ///
+    /// With `count` 0 nothing is enqueued. In a group of one rank the call copies.
+    ///
+    /// # Errors
+    ///
+    /// Those of the arguments and the plan, before anything is enqueued, and the group's failure, as
+    /// [`Communicator::check`] gives it.
+    ///
+    /// # Safety
+    ///
+    /// * Both ranges must be valid, on this rank's device, until the work that this call enqueues has finished; and if
+    ///   the stream is being captured, whenever a graph with it is launched.
+    /// * Nothing else may write the input, or touch the output, meanwhile.
+    /// * A graph that captured this call must not run after the last communicator of the group is dropped, and not at
+    ///   the same time as another call of this communicator.
+    pub unsafe fn all_reduce_raw(
+        &mut self,
+        input: u64,
+        output: u64,
+        count: usize,
+        dtype: DType,
+        op: ReduceOp,
+        stream: *mut c_void,
+    ) -> Result<()> {
+        self.check()?;
+        let bytes = bytes_of(count, dtype)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        validate_addresses(input, output, count, bytes, dtype)?;
+        let device = self.stream.device();
+        let stream = driver::stream_handle(stream);
+        let _entered = device.enter()?;
+        let mut context = ptr::null_mut();
+        // SAFETY: the caller gives a live stream, or null, which means the context that was just made current.
+        let status = unsafe { sys::cuStreamGetCtx(stream, &mut context) };
+        if status != sys::CUresult::CUDA_SUCCESS || context != device.context() {
+            return Err(Error::ForeignStream { device: device.ordinal });
+        }
+        let Some(plan) = self.plan(count, dtype)? else {
+            if input != output {
+                // SAFETY: the caller vouches for both ranges.
+                let status = unsafe { sys::cuMemcpyDtoDAsync_v2(output, input, bytes as usize, stream) };
+                check("cuMemcpyDtoDAsync", Some(device.ordinal), status)?;
+            }
+            return Ok(());
+        };
+        let mut call = self.call(input, output, count as u64, bytes, dtype, op, plan);
+        let mut arguments = [ptr::from_mut(&mut call).cast::<c_void>()];
+        // SAFETY: the kernel takes one peersum_call by value, which the driver copies now. What it points to is the
+        // group's, which outlives the work (`Segment` waits for it), or the caller's, who vouches for it. The grid is
+        // resident together with all other ranks' of the device, by `plan`.
+        let status = unsafe {
+            sys::cuLaunchKernel(
+                self.kernels.function(plan.algorithm, dtype, op),
+                plan.blocks,
+                1,
+                1,
+                plan.threads,
+                1,
+                1,
+                0,
+                stream,
+                arguments.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        check("cuLaunchKernel", Some(device.ordinal), status)
+    }
+
+    #[allow(clippy::too_many_arguments)] // the fields of one struct
+    fn call(
+        &self,
+        input: u64,
+        output: u64,
+        count: u64,
+        bytes: u64,
+        dtype: DType,
+        op: ReduceOp,
+        plan: Plan,
+    ) -> bindings::peersum_call {
+        let group = &self.group;
+        let mut segments = [0; bindings::PEERSUM_MAX_RANKS as usize];
+        for (address, segment) in segments.iter_mut().zip(&group.segments) {
+            *address = segment.address();
+        }
+        let blocks = u64::from(plan.blocks);
+        bindings::peersum_call {
+            segments,
+            input,
+            output,
+            count,
+            block_packs: packs(bytes) / blocks,
+            slot_bytes: group.layout.slot_bytes,
+            chunk_packs: plan.chunk_bytes / PACK_BYTES,
+            timeout_ns: u64::try_from(self.options.timeout.as_nanos()).unwrap_or(u64::MAX),
+            record: group.records[self.rank as usize].device_address(),
+            rank: self.rank,
+            world: group.layout.world,
+            max_blocks: group.layout.max_blocks,
+            op: op.code(),
+            hash: Call { bytes, dtype, op, plan }.hash(),
+            vector_input: u32::from(input % PACK_BYTES == 0),
+            vector_output: u32::from(output % PACK_BYTES == 0),
+            longer_blocks: (packs(bytes) % blocks) as u32,
+        }
+    }
+
+    pub(crate) fn lifeline(&self) -> Lifeline {
+        Lifeline(self.group.clone())
+    }
+
+    pub(crate) fn context(&self) -> sys::CUcontext {
+        self.stream.device().context()
+    }
+}
+
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let devices: Vec<usize> = self.group.devices.iter().map(|device| device.ordinal).collect();
+        f.debug_struct("Communicator").field("rank", &self.rank).field("devices", &devices).finish_non_exhaustive()
+    }
+}
+
+/// The device and those of its peers, each once, its own first.
+fn distinct(own: &Arc<Device>, devices: &[Arc<Device>]) -> Vec<Arc<Device>> {
+    let mut distinct = vec![own.clone()];
+    for device in devices {
+        if distinct.iter().all(|known| known.ordinal != device.ordinal) {
+            distinct.push(device.clone());
+        }
+    }
+    distinct
+}
+
+fn validate(options: &Options) -> Result<()> {
+    let invalid = |option, value: String, reason: String| Err(Error::InvalidOption { option, value, reason });
+    if let Some(threads) = options.threads {
+        let most = bindings::PEERSUM_MAX_THREADS;
+        if threads == 0 || threads % 32 != 0 || threads > most {
+            return invalid("threads", threads.to_string(), format!("it must be a multiple of 32, from 32 to {most}"));
+        }
+    }
+    if let Some(blocks) = options.blocks {
+        let most = bindings::PEERSUM_MAX_BLOCKS;
+        if blocks == 0 || blocks > most {
+            return invalid("blocks", blocks.to_string(), format!("it must be from 1 to {most}"));
+        }
+    }
+    Ok(())
+}
+
+fn bytes_of(count: usize, dtype: DType) -> Result<u64> {
+    let bytes = count.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
+    bytes.map(|bytes| bytes as u64).ok_or(Error::TooLarge { count, dtype })
+}
+
+fn validate_addresses(input: u64, output: u64, count: usize, bytes: u64, dtype: DType) -> Result<()> {
+    for (what, address) in [("input", input), ("output", output)] {
+        if address == 0 {
+            return Err(Error::NullPointer { what, count });
+        }
+        if address % dtype.size() as u64 != 0 {
+            return Err(Error::Misaligned { what, address, dtype, need: dtype.size() });
+        }
+        if address.checked_add(bytes).is_none() {
+            return Err(Error::TooLarge { count, dtype });
+        }
+    }
+    if input != output && input < output + bytes && output < input + bytes {
+        return Err(Error::Overlap);
+    }
+    Ok(())
+}
+
+fn error_of(record: &bindings::peersum_record) -> Error {
+    let phase = match record.phase {
+        bindings::PEERSUM_PHASE_REDUCE_SCATTER => Phase::ReduceScatter,
+        bindings::PEERSUM_PHASE_ALL_GATHER => Phase::AllGather,
+        _ => Phase::Exchange,
+    };
+    let (rank, peer) = (record.rank as usize, record.peer as usize);
+    let (block, epoch) = (record.block, record.epoch);
+    match record.reason {
+        bindings::PEERSUM_GAVE_UP_TIMEOUT => {
+            Error::PeerTimeout { rank, peer, block, epoch, phase, waited: Duration::from_nanos(record.waited_ns) }
+        }
+        bindings::PEERSUM_GAVE_UP_MISMATCH => Error::Mismatch { rank, peer, block, epoch },
+        _ if record.abort == bindings::PEERSUM_ABORT_BY_HOST => Error::Aborted { by: None },
+        _ => Error::Aborted { by: Some(record.abort.saturating_sub(1) as usize) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_checked_before_anything_is_enqueued() {
+        let check = |input, output, count: usize, dtype: DType| {
+            validate_addresses(input, output, count, bytes_of(count, dtype).unwrap(), dtype)
+        };
+        assert_eq!(check(256, 256, 100, DType::F32), Ok(()));
+        assert_eq!(check(256, 656, 100, DType::F32), Ok(()));
+        assert_eq!(check(256, 652, 100, DType::F32), Err(Error::Overlap));
+        assert_eq!(check(652, 256, 100, DType::F32), Err(Error::Overlap));
+        assert_eq!(check(258, 512, 1, DType::BF16), Ok(()));
+        assert!(matches!(check(258, 512, 1, DType::F32), Err(Error::Misaligned { what: "input", need: 4, .. })));
+        assert!(matches!(check(256, 511, 1, DType::F16), Err(Error::Misaligned { what: "output", need: 2, .. })));
+        assert!(matches!(check(0, 256, 1, DType::F16), Err(Error::NullPointer { what: "input", count: 1 })));
+        assert!(matches!(check(u64::MAX - 3, 256, 4, DType::F32), Err(Error::TooLarge { .. })));
+    }
+
+    /// Field case A42 (flashinfer-ai/flashinfer#1223): sizes that wrap.
+    #[test]
+    fn bytes_do_not_wrap() {
+        assert_eq!(bytes_of(0, DType::F32), Ok(0));
+        assert_eq!(bytes_of((1 << 31) - 1, DType::F16), Ok((1 << 32) - 2));
+        assert_eq!(bytes_of(1 << 31, DType::F32), Ok(1 << 33));
+        for count in [usize::MAX, usize::MAX / 2, usize::MAX / 4 + 1] {
+            assert_eq!(bytes_of(count, DType::F32), Err(Error::TooLarge { count, dtype: DType::F32 }), "{count}");
+        }
+    }
+}

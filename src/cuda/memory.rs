@@ -1,0 +1,229 @@
+//! Memory that ranks share: segments on the devices, records on the host.
+
+use std::{
+    ffi::{c_int, c_void},
+    mem, ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use cudarc::driver::sys;
+
+use super::driver::{Device, check};
+use crate::{Error, Result, protocol::bindings};
+
+/// A rank's segment: physical memory on its device, mapped where every device of the group reaches it.
+pub(crate) struct Segment {
+    address: sys::CUdeviceptr,
+    reserved: usize,
+    handle: sys::CUmemGenericAllocationHandle,
+    /// Those whose kernels may use it, its own device first.
+    devices: Vec<Arc<Device>>,
+    /// How long its end may wait for them.
+    patience: Duration,
+}
+
+impl Segment {
+    /// At least `bytes` zeroed bytes on `devices[0]`, which all `devices` can read and write.
+    pub(crate) fn new(devices: Vec<Arc<Device>>, bytes: u64, patience: Duration) -> Result<Segment> {
+        let device = devices[0].clone();
+        let ordinal = Some(device.ordinal);
+        // SAFETY: a property of all zeros is valid: no flags, no handle to be passed on.
+        let mut property: sys::CUmemAllocationProp = unsafe { mem::zeroed() };
+        property.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        property.requestedHandleTypes = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        property.location = location(&device);
+        let mut granularity = 0;
+        let wanted = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+        // SAFETY: the property is complete and `granularity` a valid place for the answer.
+        let status = unsafe { sys::cuMemGetAllocationGranularity(&mut granularity, &property, wanted) };
+        check("cuMemGetAllocationGranularity", ordinal, status)?;
+        let reserved = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_next_multiple_of(granularity.max(1)));
+        let reserved = reserved.ok_or_else(|| Error::InvalidOption {
+            option: "staging_bytes",
+            value: bytes.to_string(),
+            reason: "more than a device can be asked for".into(),
+        })?;
+        // From here on the drop of `segment` undoes what was done.
+        let mut segment = Segment { address: 0, reserved, handle: 0, devices, patience };
+        // SAFETY: the sizes are multiples of the granularity; each step uses what the one before it made.
+        unsafe {
+            check("cuMemCreate", ordinal, sys::cuMemCreate(&mut segment.handle, reserved, &property, 0))?;
+            let status = sys::cuMemAddressReserve(&mut segment.address, reserved, 0, 0, 0);
+            check("cuMemAddressReserve", ordinal, status)?;
+            check("cuMemMap", ordinal, sys::cuMemMap(segment.address, reserved, 0, segment.handle, 0))?;
+            let accesses: Vec<_> = segment
+                .devices
+                .iter()
+                .map(|device| sys::CUmemAccessDesc {
+                    location: location(device),
+                    flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+                })
+                .collect();
+            let status = sys::cuMemSetAccess(segment.address, reserved, accesses.as_ptr(), accesses.len());
+            check("cuMemSetAccess", ordinal, status)?;
+        }
+        Ok(segment)
+    }
+
+    /// Fills it with zeros, and its epochs with `first_epoch`, and waits for that.
+    pub(crate) fn clear(&self, first_epoch: u32, stream: &Stream) -> Result<()> {
+        let ordinal = Some(self.devices[0].ordinal);
+        let epochs = self.address + mem::offset_of!(bindings::peersum_control, epochs) as u64;
+        let _entered = self.devices[0].enter()?;
+        // SAFETY: both ranges lie in the segment, which no other rank knows of yet.
+        unsafe {
+            let status = sys::cuMemsetD8Async(self.address, 0, self.reserved, stream.handle);
+            check("cuMemsetD8Async", ordinal, status)?;
+            let blocks = bindings::PEERSUM_MAX_BLOCKS as usize;
+            let status = sys::cuMemsetD32Async(epochs, first_epoch, blocks, stream.handle);
+            check("cuMemsetD32Async", ordinal, status)?;
+            check("cuStreamSynchronize", ordinal, sys::cuStreamSynchronize(stream.handle))
+        }
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes that it takes on its device.
+    pub(crate) fn bytes(&self) -> usize {
+        self.reserved
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + self.patience;
+        let device = self.devices[0].ordinal;
+        if self.address != 0 && !self.devices.iter().all(|device| device.quiesce(deadline)) {
+            // Unmapping memory that a kernel may still use would break the context.
+            tracing::warn!(device, bytes = self.reserved, "work may still use a peersum segment: it is not freed");
+            return;
+        }
+        // SAFETY: nothing uses the segment: no kernel, as was just waited for, and no communicator, since each holds
+        // its group's segments. What `new` did not get to is still 0, and undoing that does nothing but fail.
+        unsafe {
+            if self.address != 0 {
+                let _ = sys::cuMemUnmap(self.address, self.reserved);
+                let _ = sys::cuMemAddressFree(self.address, self.reserved);
+            }
+            if self.handle != 0 {
+                let _ = sys::cuMemRelease(self.handle);
+            }
+        }
+    }
+}
+
+fn location(device: &Device) -> sys::CUmemLocation {
+    // cudarc's struct has a field `id`, or a union with it, as the toolkit at hand does; both are these two ints.
+    const _: () = assert!(size_of::<sys::CUmemLocation>() == 2 * size_of::<c_int>());
+    // SAFETY: all zeros is a valid location of type 0; the type and the device are then stored where C has them, two
+    // ints at offsets 0 and 4, which the size above confirms.
+    unsafe {
+        let mut location: sys::CUmemLocation = mem::zeroed();
+        let ints = ptr::from_mut(&mut location).cast::<c_int>();
+        ints.write(sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_int);
+        ints.add(1).write(device.handle);
+        location
+    }
+}
+
+/// A rank's record: host memory that its kernels write when they give up, and that every rank's host reads.
+pub(crate) struct Record {
+    address: *mut bindings::peersum_record,
+    device: Arc<Device>,
+    patience: Duration,
+}
+
+// SAFETY: the address is valid on every thread for the record's life, and all access is atomic or behind `state`.
+unsafe impl Send for Record {}
+// SAFETY: as above.
+unsafe impl Sync for Record {}
+
+impl Record {
+    pub(crate) fn new(device: Arc<Device>, patience: Duration) -> Result<Record> {
+        let mut address: *mut c_void = ptr::null_mut();
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        let bytes = size_of::<bindings::peersum_record>();
+        {
+            let _entered = device.enter()?;
+            // SAFETY: the context is current and `address` a valid place for the answer.
+            let status = unsafe { sys::cuMemHostAlloc(&mut address, bytes, flags) };
+            check("cuMemHostAlloc", Some(device.ordinal), status)?;
+        }
+        // SAFETY: the allocation is that long, and nobody else knows of it yet.
+        unsafe { ptr::write_bytes(address.cast::<u8>(), 0, bytes) };
+        Ok(Record { address: address.cast(), device, patience })
+    }
+
+    /// As the kernels address it: under unified addressing the same on the host and on every device.
+    pub(crate) fn device_address(&self) -> u64 {
+        self.address as u64
+    }
+
+    /// What was written, if the rank gave up.
+    pub(crate) fn read(&self) -> Option<bindings::peersum_record> {
+        // SAFETY: `state` is an aligned u32 in live memory, and the kernels write it as one.
+        let state = unsafe { AtomicU32::from_ptr(ptr::addr_of_mut!((*self.address).state)) };
+        if state.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        // SAFETY: the kernel released `state` after it wrote the rest, and nobody writes again: the claim is kept.
+        Some(unsafe { self.address.read_volatile() })
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if !self.device.quiesce(Instant::now() + self.patience) {
+            return; // a kernel may still write it
+        }
+        let Ok(_entered) = self.device.enter() else { return };
+        // SAFETY: `new` allocated it and no kernel uses it.
+        unsafe {
+            let _ = sys::cuMemFreeHost(self.address.cast());
+        }
+    }
+}
+
+/// A stream of ours, for clearing and aborting; it waits for nobody's.
+pub(crate) struct Stream {
+    pub(crate) handle: sys::CUstream,
+    device: Arc<Device>,
+}
+
+// SAFETY: a stream handle may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: the driver serialises what threads do to a stream.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(crate) fn new(device: Arc<Device>) -> Result<Stream> {
+        let mut handle = ptr::null_mut();
+        {
+            let _entered = device.enter()?;
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: the context is current and `handle` a valid place for the answer.
+            check("cuStreamCreate", Some(device.ordinal), unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
+        }
+        Ok(Stream { handle, device })
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.device.enter() else { return };
+        // SAFETY: `new` created it; work still in it goes on to its end.
+        unsafe {
+            let _ = sys::cuStreamDestroy_v2(self.handle);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The kernels of a device: loaded once a device, every function of a world before the first call.
+
+use std::{
+    collections::HashMap,
+    ffi::{CString, c_int},
+    ptr,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+use cudarc::driver::sys;
+
+use super::{
+    driver::{Device, check},
+    images,
+};
+use crate::{Algorithm, DType, Error, ReduceOp, Result, protocol::bindings};
+
+/// Kernels share reductions of a kind; the op is an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Sum,
+    Extreme,
+}
+
+impl Kind {
+    const ALL: [Kind; 2] = [Kind::Sum, Kind::Extreme];
+
+    fn of(op: ReduceOp) -> Kind {
+        match op {
+            ReduceOp::Sum | ReduceOp::Average => Kind::Sum,
+            ReduceOp::Max | ReduceOp::Min => Kind::Extreme,
+        }
+    }
+}
+
+fn kernel_name(algorithm: Algorithm, dtype: DType, kind: Kind, world: u32) -> String {
+    let algorithm = algorithm.name().replace('-', "_");
+    let kind = match kind {
+        Kind::Sum => "sum",
+        Kind::Extreme => "extreme",
+    };
+    format!("peersum_{algorithm}_{dtype}_{kind}_{world}")
+}
+
+/// The images of the kernels, loaded into a device's context.
+struct Module {
+    device: Arc<Device>,
+    handles: Vec<sys::CUmodule>,
+    patience: Duration,
+}
+
+// SAFETY: module handles may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above; nothing changes them until the drop.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// The module of the device, shared by all communicators of the process that are alive.
+    fn get(device: &Arc<Device>, patience: Duration) -> Result<Arc<Module>> {
+        static LOADED: Mutex<Option<HashMap<usize, Weak<Module>>>> = Mutex::new(None);
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded = loaded.get_or_insert_with(HashMap::new);
+        if let Some(module) = loaded.get(&device.ordinal).and_then(Weak::upgrade) {
+            return Ok(module);
+        }
+        let images = images();
+        if images.is_empty() {
+            return Err(Error::KernelsNotBuilt { reason: super::missing_kernels().into() });
+        }
+        let mut module = Module { device: device.clone(), handles: Vec::new(), patience };
+        let _entered = device.enter()?;
+        for image in images {
+            let mut handle = ptr::null_mut();
+            // SAFETY: the image is a whole fatbin that lives for ever, and the context is current.
+            let status = unsafe { sys::cuModuleLoadData(&mut handle, image.as_ptr().cast()) };
+            check("cuModuleLoadData", Some(device.ordinal), status)?;
+            module.handles.push(handle);
+        }
+        let module = Arc::new(module);
+        loaded.insert(device.ordinal, Arc::downgrade(&module));
+        Ok(module)
+    }
+
+    fn function(&self, name: &str) -> Result<sys::CUfunction> {
+        let c_name = CString::new(name).expect("kernel names hold no zero byte");
+        let mut function = ptr::null_mut();
+        let mut status = sys::CUresult::CUDA_ERROR_NOT_FOUND;
+        for &handle in &self.handles {
+            // SAFETY: the module is loaded, the name ends in a zero byte.
+            status = unsafe { sys::cuModuleGetFunction(&mut function, handle, c_name.as_ptr()) };
+            if status != sys::CUresult::CUDA_ERROR_NOT_FOUND {
+                break;
+            }
+        }
+        check("cuModuleGetFunction", Some(self.device.ordinal), status)?;
+        self.device.load_function(function)?;
+        Ok(function)
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if !self.device.quiesce(Instant::now() + self.patience) {
+            return; // a kernel may still run
+        }
+        let Ok(_entered) = self.device.enter() else { return };
+        for &handle in &self.handles {
+            // SAFETY: it was loaded in this context, and no kernel of it runs.
+            unsafe {
+                let _ = sys::cuModuleUnload(handle);
+            }
+        }
+    }
+}
+
+/// The kernels of one world size on one device.
+pub(crate) struct Kernels {
+    /// By algorithm, type and kind; empty for a world of one, which needs none.
+    functions: Vec<sys::CUfunction>,
+    _module: Arc<Module>,
+}
+
+// SAFETY: function handles may be used from any thread, for as long as the module is loaded, which is held.
+unsafe impl Send for Kernels {}
+// SAFETY: as above.
+unsafe impl Sync for Kernels {}
+
+impl Kernels {
+    pub(crate) fn load(device: &Arc<Device>, world: u32, patience: Duration) -> Result<Kernels> {
+        let module = Module::get(device, patience)?;
+        let _entered = device.enter()?;
+        let mut functions = Vec::new();
+        if world > 1 {
+            for algorithm in Algorithm::ALL {
+                for dtype in DType::ALL {
+                    for kind in Kind::ALL {
+                        functions.push(module.function(&kernel_name(algorithm, dtype, kind, world))?);
+                    }
+                }
+            }
+        }
+        Ok(Kernels { functions, _module: module })
+    }
+
+    pub(crate) fn function(&self, algorithm: Algorithm, dtype: DType, op: ReduceOp) -> sys::CUfunction {
+        let index = algorithm.code() as usize * DType::ALL.len() + dtype.code() as usize;
+        self.functions[index * Kind::ALL.len() + Kind::of(op) as usize]
+    }
+
+    /// How many blocks of any of the kernels are resident together on the device, by threads of a block: entry i is for
+    /// 32·(i + 1) threads.
+    pub(crate) fn resident(&self, device: &Device) -> Result<Vec<u32>> {
+        let processors = device.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let _entered = device.enter()?;
+        (32..=bindings::PEERSUM_MAX_THREADS)
+            .step_by(32)
+            .map(|threads| {
+                let mut least = u32::MAX;
+                for &function in &self.functions {
+                    let mut blocks = 0;
+                    // SAFETY: the function is loaded, the context current, `blocks` a valid place for the answer.
+                    let status = unsafe {
+                        sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, threads as c_int, 0)
+                    };
+                    check("cuOccupancyMaxActiveBlocksPerMultiprocessor", Some(device.ordinal), status)?;
+                    least = least.min((blocks * processors).max(0) as u32);
+                }
+                Ok(least)
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_of_loading_is_the_order_of_codes() {
+        for (index, algorithm) in Algorithm::ALL.into_iter().enumerate() {
+            assert_eq!(algorithm.code() as usize, index);
+        }
+        for (index, dtype) in DType::ALL.into_iter().enumerate() {
+            assert_eq!(dtype.code() as usize, index);
+        }
+        assert_eq!(kernel_name(Algorithm::OneShotPull, DType::BF16, Kind::Sum, 8), "peersum_one_shot_pull_bf16_sum_8");
+    }
+}
