@@ -171,9 +171,10 @@ impl Communicator {
         let patience = options.timeout.saturating_add(Duration::from_secs(1));
         let kernels = Kernels::load(&device, world, patience)?;
         let mine: Vec<u32> = kernels.resident(&device)?.into_iter().map(|blocks| blocks / sharing).collect();
-        let resident = seat.all_gather(mine)?.into_iter().reduce(|left, right| {
-            left.into_iter().zip(right).map(|(left, right)| left.min(right)).collect()
-        });
+        let resident = seat
+            .all_gather(mine)?
+            .into_iter()
+            .reduce(|left, right| left.into_iter().zip(right).map(|(left, right)| left.min(right)).collect());
         let resident = resident.unwrap_or_default();
 
         let staging = options.staging_bytes.unwrap_or(DEFAULT_STAGING_BYTES);
@@ -186,7 +187,15 @@ impl Communicator {
         let records = seat.all_gather(Arc::new(Record::new(device.clone(), patience)?))?;
         let aborted = seat.all_gather(Arc::new(AtomicBool::new(false)))?[0].clone();
         let group = Arc::new(Group { layout, segments, records, devices, aborted });
-        Ok(Communicator { rank: rank as u32, stream, kernels, resident, options: options.clone(), priors: priors::choose, group })
+        Ok(Communicator {
+            rank: rank as u32,
+            stream,
+            kernels,
+            resident,
+            options: options.clone(),
+            priors: priors::choose,
+            group,
+        })
     }
 
     /// This rank, from 0.

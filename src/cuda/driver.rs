@@ -110,11 +110,7 @@ impl Device {
         // SAFETY: the driver is initialised, the ordinal is one of its devices, the places for the answers are valid.
         unsafe {
             check("cuDeviceGet", Some(ordinal), sys::cuDeviceGet(&mut handle, ordinal as c_int))?;
-            check(
-                "cuDevicePrimaryCtxRetain",
-                Some(ordinal),
-                sys::cuDevicePrimaryCtxRetain(&mut context, handle),
-            )?;
+            check("cuDevicePrimaryCtxRetain", Some(ordinal), sys::cuDevicePrimaryCtxRetain(&mut context, handle))?;
         }
         let device = Arc::new(Device { driver, ordinal, handle, context });
         let major = device.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;

@@ -21,10 +21,13 @@ mod driver;
 mod memory;
 mod module;
 mod priors;
+mod verify;
 
-pub use communicator::{AbortHandle, Communicator};
 pub(crate) use communicator::Lifeline;
+pub use communicator::{AbortHandle, Communicator};
 pub(crate) use driver::{Restored, check};
+#[doc(hidden)]
+pub use verify::Verifier;
 
 mod kernels {
     include!(concat!(env!("OUT_DIR"), "/kernels.rs"));

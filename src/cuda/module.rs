@@ -44,7 +44,7 @@ fn kernel_name(algorithm: Algorithm, dtype: DType, kind: Kind, world: u32) -> St
 }
 
 /// The images of the kernels, loaded into a device's context.
-struct Module {
+pub(crate) struct Module {
     device: Arc<Device>,
     handles: Vec<sys::CUmodule>,
     patience: Duration,
@@ -57,7 +57,7 @@ unsafe impl Sync for Module {}
 
 impl Module {
     /// The module of the device, shared by all communicators of the process that are alive.
-    fn get(device: &Arc<Device>, patience: Duration) -> Result<Arc<Module>> {
+    pub(crate) fn get(device: &Arc<Device>, patience: Duration) -> Result<Arc<Module>> {
         static LOADED: Mutex<Option<HashMap<usize, Weak<Module>>>> = Mutex::new(None);
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = loaded.get_or_insert_with(HashMap::new);
@@ -82,7 +82,7 @@ impl Module {
         Ok(module)
     }
 
-    fn function(&self, name: &str) -> Result<sys::CUfunction> {
+    pub(crate) fn function(&self, name: &str) -> Result<sys::CUfunction> {
         let c_name = CString::new(name).expect("kernel names hold no zero byte");
         let mut function = ptr::null_mut();
         let mut status = sys::CUresult::CUDA_ERROR_NOT_FOUND;

@@ -1,0 +1,93 @@
+// Inputs that can be computed again, and a check of every element of a result against them.
+//
+// Element i of rank r in round s is a function of (s, r, i) alone, with values over many magnitudes, so that the order
+// of a sum and every rounding shows in the bits. The check computes all ranks' elements again, reduces them by the
+// definition (f32, rank order, one rounding), and compares bits; it shares no code with the algorithms but the rounding.
+// The round is read from device memory, so that a replayed graph has new data each time.
+#include "reduce.cuh"
+
+namespace peersum {
+
+__device__ __forceinline__ uint32_t mix(uint32_t x) {
+  // The finaliser of MurmurHash3 (Appleby, 2008, public domain).
+  x = (x ^ (x >> 16)) * 0x85ebca6bu;
+  x = (x ^ (x >> 13)) * 0xc2b2ae35u;
+  return x ^ (x >> 16);
+}
+
+// A number of either sign with a 16-bit significand and an exponent from 2^-14 to 2^1: f16 holds sums of eight.
+__device__ __forceinline__ float number(uint64_t round, uint32_t rank, uint64_t index) {
+  uint32_t hash = mix(static_cast<uint32_t>(round) * 0x9e3779b9u + rank);
+  hash = mix(hash ^ static_cast<uint32_t>(index));
+  hash = mix(hash + static_cast<uint32_t>(index >> 32) + 0x7f4a7c15u);
+  const float significand = static_cast<float>(static_cast<int32_t>(hash << 16) >> 16) * 0x1p-15f;
+  return ldexpf(significand, static_cast<int>(hash >> 28) - 14);
+}
+
+template <typename T>
+struct Scalar;
+template <>
+struct Scalar<float> {
+  __device__ static float round(float value) { return value; }
+  __device__ static float widen(float value) { return value; }
+  __device__ static uint32_t bits(float value) { return __float_as_uint(value); }
+};
+template <>
+struct Scalar<__half> {
+  __device__ static __half round(float value) { return __float2half_rn(value); }
+  __device__ static float widen(__half value) { return __half2float(value); }
+  __device__ static uint32_t bits(__half value) { return __half_as_ushort(value); }
+};
+template <>
+struct Scalar<__nv_bfloat16> {
+  __device__ static __nv_bfloat16 round(float value) { return __float2bfloat16_rn(value); }
+  __device__ static float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
+  __device__ static uint32_t bits(__nv_bfloat16 value) { return __bfloat16_as_ushort(value); }
+};
+
+template <typename T>
+__device__ __forceinline__ void fill(T* tensor, uint64_t count, uint32_t rank, const uint64_t* round) {
+  for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < count; i += uint64_t{gridDim.x} * blockDim.x) {
+    tensor[i] = Scalar<T>::round(number(*round, rank, i));
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void check(const T* tensor, uint64_t count, uint32_t world, uint32_t op,
+                                      const uint64_t* round, unsigned long long* wrong) {
+  for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < count; i += uint64_t{gridDim.x} * blockDim.x) {
+    float expected = 0;
+    for (uint32_t rank = 0; rank < world; rank++) {
+      const float value = Scalar<T>::widen(Scalar<T>::round(number(*round, rank, i)));
+      if (rank == 0) {
+        expected = value;
+      } else if (op == PEERSUM_MAX) {
+        expected = fmaxf(expected, value);
+      } else if (op == PEERSUM_MIN) {
+        expected = fminf(expected, value);
+      } else {
+        expected = __fadd_rn(expected, value);
+      }
+    }
+    if (op == PEERSUM_AVERAGE) expected = __fdiv_rn(expected, static_cast<float>(world));
+    if (Scalar<T>::bits(tensor[i]) != Scalar<T>::bits(Scalar<T>::round(expected))) atomicAdd(wrong, 1ull);
+  }
+}
+
+}  // namespace peersum
+
+#define PEERSUM_VERIFY(name, Type)                                                                                \
+  extern "C" __global__ void peersum_fill_##name(Type* tensor, uint64_t count, uint32_t rank, const uint64_t* round) { \
+    peersum::fill(tensor, count, rank, round);                                                                    \
+  }                                                                                                               \
+  extern "C" __global__ void peersum_check_##name(const Type* tensor, uint64_t count, uint32_t world, uint32_t op, \
+                                                  const uint64_t* round, unsigned long long* wrong) {             \
+    peersum::check(tensor, count, world, op, round, wrong);                                                       \
+  }
+
+PEERSUM_VERIFY(f32, float)
+PEERSUM_VERIFY(f16, __half)
+PEERSUM_VERIFY(bf16, __nv_bfloat16)
+
+// The next round.
+extern "C" __global__ void peersum_advance(uint64_t* round) { *round += 1; }
