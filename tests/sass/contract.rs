@@ -68,9 +68,6 @@ fn payload(function: &Function, kernel: &Kernel) -> Vec<String> {
     if kernel.algorithm == Algorithm::OneShot && most("STG") < peers {
         broken.push(format!("no loop stores to all {peers} peers 16 bytes at a time"));
     }
-    if hot.iter().any(|body| body.iter().any(is_local)) {
-        broken.push("a loop over payload uses local memory".into());
-    }
     if hot.iter().any(|body| body.iter().any(|instruction| instruction.base() == "MEMBAR")) {
         broken.push("a loop over payload has a fence".into());
     }
@@ -121,10 +118,7 @@ fn addressing(function: &Function) -> Vec<String> {
     if let Some(opcode) = any(&narrow) {
         broken.push(format!("{opcode} is not of system scope"));
     }
-    // The kernels were tuned on 9.0. Elsewhere the compiler may keep a word across a loop on the stack.
-    if function.architecture == "sm_90"
-        && let Some(opcode) = any(&is_local)
-    {
+    if let Some(opcode) = any(&is_local) {
         broken.push(format!("{opcode} uses local memory"));
     }
     broken
@@ -197,8 +191,8 @@ mod tests {
         "BRA 0x120",
     ];
 
-    fn broken(architecture: &str, name: &str, code: &[&str]) -> Vec<String> {
-        let mut listing = format!("code for {architecture}\nFunction : {name}\n");
+    fn broken(name: &str, code: &[&str]) -> Vec<String> {
+        let mut listing = format!("code for sm_90\nFunction : {name}\n");
         for (index, line) in code.iter().enumerate() {
             listing += &format!("/*{:04x}*/ {line} ; /* 0x0 */\n", index * 16);
         }
@@ -209,7 +203,7 @@ mod tests {
     fn with(index: usize, instruction: &'static str) -> Vec<String> {
         let mut code = GOOD;
         code[index] = instruction;
-        broken("sm_90", "peersum_one_shot_f32_sum_2", &code)
+        broken("peersum_one_shot_f32_sum_2", &code)
     }
 
     fn only(broken: &[String], part: &str) {
@@ -218,18 +212,18 @@ mod tests {
 
     #[test]
     fn a_good_kernel_passes() {
-        assert_eq!(broken("sm_90", "peersum_one_shot_f32_sum_2", &GOOD), Vec::<String>::new());
+        assert_eq!(broken("peersum_one_shot_f32_sum_2", &GOOD), Vec::<String>::new());
     }
 
     #[test]
     fn narrow_payload_is_found() {
         only(&with(0, "LDG.E.64 R4, desc[UR4][R4.64]"), "1 loops load and store 16 bytes at a time, 2 must");
         only(&with(1, "STG.E desc[UR4][R4.64], R4"), "1 loops load and store 16 bytes at a time, 2 must");
-        let three = broken("sm_90", "peersum_one_shot_pull_f32_sum_4", &GOOD);
+        let three = broken("peersum_one_shot_pull_f32_sum_4", &GOOD);
         only(&three, "no loop loads from all 3 peers");
-        let push = broken("sm_90", "peersum_one_shot_f32_sum_3", &GOOD);
+        let push = broken("peersum_one_shot_f32_sum_3", &GOOD);
         only(&push, "no loop stores to all 2 peers");
-        let two_shot = broken("sm_90", "peersum_two_shot_f32_sum_2", &GOOD);
+        let two_shot = broken("peersum_two_shot_f32_sum_2", &GOOD);
         only(&two_shot, "2 loops load and store 16 bytes at a time, 3 must");
     }
 
@@ -249,15 +243,6 @@ mod tests {
         only(&with(13, "LDG.E.128.CONSTANT R4, desc[UR4][R4.64]"), "may read what a peer has overwritten");
         only(&with(3, "LD.E R4, desc[UR4][R4.64]"), "generic address");
         only(&with(17, "STL [R1], R0"), "uses local memory");
-    }
-
-    #[test]
-    fn local_memory_outside_of_the_hot_loops_is_let_pass_on_architectures_that_were_not_tuned() {
-        let mut code = GOOD;
-        code[17] = "STL [R1], R0";
-        assert_eq!(broken("sm_80", "peersum_one_shot_f32_sum_2", &code), Vec::<String>::new());
-        code[14] = "LDL R8, [R1]";
-        only(&broken("sm_80", "peersum_one_shot_f32_sum_2", &code), "a loop over payload uses local memory");
     }
 
     #[test]
