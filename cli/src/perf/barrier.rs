@@ -1,0 +1,96 @@
+//! Where the threads of all ranks wait for each other before something is timed.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// A barrier that spins, so that all leave it together, and that breaks instead of waiting for a rank that failed.
+#[derive(Debug)]
+pub(crate) struct Barrier {
+    world: usize,
+    arrived: AtomicUsize,
+    generation: AtomicUsize,
+    broken: AtomicBool,
+}
+
+/// Another rank failed; its own error says why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Broken;
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("another rank failed")
+    }
+}
+
+impl std::error::Error for Broken {}
+
+impl Barrier {
+    pub(crate) fn new(world: usize) -> Self {
+        Barrier { world, arrived: AtomicUsize::new(0), generation: AtomicUsize::new(0), broken: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn wait(&self) -> Result<(), Broken> {
+        /// Spins before it yields: there may be more ranks than cores.
+        const SPINS: u32 = 200;
+        let generation = self.generation.load(Ordering::Acquire);
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.world {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.generation.store(generation.wrapping_add(1), Ordering::Release);
+        }
+        let mut spins = 0;
+        while self.generation.load(Ordering::Acquire) == generation {
+            if self.broken.load(Ordering::Acquire) {
+                return Err(Broken);
+            }
+            spins += 1;
+            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        Ok(())
+    }
+
+    /// Runs a rank's part. If it fails or panics, the others' waits end.
+    pub(crate) fn hold<R>(&self, part: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<R> {
+        struct BreakOnDrop<'a>(&'a Barrier);
+        impl Drop for BreakOnDrop<'_> {
+            fn drop(&mut self) {
+                self.0.broken.store(true, Ordering::Release);
+            }
+        }
+        let guard = BreakOnDrop(self);
+        let result = part()?;
+        std::mem::forget(guard);
+        Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_passes_before_all_have_come() {
+        let barrier = Barrier::new(3);
+        let rounds = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for round in 0..200 {
+                        rounds.fetch_add(1, Ordering::SeqCst);
+                        barrier.wait().unwrap();
+                        assert!(rounds.load(Ordering::SeqCst) >= 3 * (round + 1));
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_rank_that_fails_ends_the_waits() {
+        let barrier = Barrier::new(2);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| barrier.hold(|| Ok(barrier.wait()?)));
+            let fails = scope.spawn(|| barrier.hold(|| anyhow::bail!("the reason")) as anyhow::Result<()>);
+            assert!(waits.join().unwrap().unwrap_err().is::<Broken>());
+            assert_eq!(fails.join().unwrap().unwrap_err().to_string(), "the reason");
+        });
+    }
+}

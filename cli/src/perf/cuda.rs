@@ -1,0 +1,472 @@
+//! The ranks of the CUDA backend: a thread, a stream and two buffers each.
+//!
+//! Ranks may share a device, and their kernels wait for each other. So nothing here allocates, frees or synchronizes a
+//! device between the first launch of a call on one rank and its end on all: what a call needs is made before a
+//! barrier, and what it leaves is freed after one.
+
+use std::{borrow::Cow, ops::Range, sync::Arc, time::Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use cudarc::driver::{
+    CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError, result,
+    sys::{self, CUdevice_attribute_enum as Attribute},
+};
+use peersum::{DType, Options, Plan, cuda::Communicator};
+
+use super::{
+    backend::{Device, Group},
+    barrier::Barrier,
+    case::{Mode, Placement},
+    datum::Datum,
+    geometry::Geometry,
+    machine::Gpu,
+    measure::{Buffer, Call, Rank, Schedule, Timing, of_rank},
+};
+
+/// All ranks.
+pub(crate) struct CudaGroup {
+    communicators: Vec<Communicator>,
+    /// By rank, each device's primary context.
+    contexts: Vec<Arc<CudaContext>>,
+    devices: Vec<Device>,
+}
+
+impl CudaGroup {
+    /// Rank r on `devices[r]`. The caller has seen that the backend is available: cudarc panics without a driver.
+    pub(crate) fn new(devices: &[usize], options: &Options) -> Result<Self> {
+        // The events of this build are read by a function that older drivers lack, and cudarc panics over that.
+        const OLDEST: i32 = 12080;
+        let version = driver_version()?;
+        ensure!(
+            version >= OLDEST,
+            "the driver supports CUDA {}, and events are timed by a function of {}: update the driver",
+            version_name(version),
+            version_name(OLDEST)
+        );
+        let communicators = Communicator::local(devices, options)?;
+        let contexts: Vec<_> = devices
+            .iter()
+            .map(|&device| CudaContext::new(device).map_err(failed("cuDevicePrimaryCtxRetain")))
+            .collect::<Result<_>>()?;
+        let devices = contexts
+            .iter()
+            .map(|context| Ok(Device { ordinal: context.ordinal(), pci: Some(pci(context)?), name: name(context)? }))
+            .collect::<Result<_>>()?;
+        Ok(CudaGroup { communicators, contexts, devices })
+    }
+
+    /// The devices, each once.
+    pub(crate) fn gpus(&self) -> Result<Vec<Gpu>> {
+        let mut contexts: Vec<_> = self.contexts.iter().collect();
+        contexts.sort_by_key(|context| context.ordinal());
+        contexts.dedup_by_key(|context| context.ordinal());
+        contexts.into_iter().map(describe).collect()
+    }
+}
+
+impl Group for CudaGroup {
+    type Rank<'a, T: Datum> = CudaRank<'a>;
+
+    fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    fn plan(&self, count: usize, dtype: DType) -> peersum::Result<Option<Plan>> {
+        self.communicators[0].plan(count, dtype)
+    }
+
+    fn ranks<T: Datum>(&mut self, geometry: &Geometry) -> Result<Vec<CudaRank<'_>>> {
+        let bytes = geometry.len() * size_of::<T>();
+        for gpu in &self.contexts {
+            let ranks = self.contexts.iter().filter(|context| context.ordinal() == gpu.ordinal()).count();
+            let (free, _) = gpu.mem_get_info().map_err(failed("cuMemGetInfo"))?;
+            ensure!(
+                2 * bytes * ranks <= free / 100 * 95,
+                "the buffers of {ranks} ranks need {} bytes on device {}, and {free} are free: lower -e",
+                2 * bytes * ranks,
+                gpu.ordinal()
+            );
+        }
+        self.communicators
+            .iter_mut()
+            .zip(&self.contexts)
+            .map(|(communicator, context)| {
+                Ok(CudaRank {
+                    communicator,
+                    prepared: None,
+                    // Does not wait for the null stream, nor the null stream for it.
+                    stream: context.new_stream().map_err(failed("cuStreamCreate"))?,
+                    send: Memory::new(context, bytes)?,
+                    receive: Memory::new(context, bytes)?,
+                    context: context.clone(),
+                    geometry: *geometry,
+                })
+            })
+            .collect()
+    }
+}
+
+/// One rank. It is driven by one thread at a time.
+pub(crate) struct CudaRank<'a> {
+    communicator: &'a mut Communicator,
+    prepared: Option<Graph>,
+    stream: Arc<CudaStream>,
+    send: Memory,
+    receive: Memory,
+    context: Arc<CudaContext>,
+    geometry: Geometry,
+}
+
+impl CudaRank<'_> {
+    /// Enqueues one call at the place of the `number`th.
+    fn enqueue(&mut self, call: &Call, number: usize) -> Result<()> {
+        let case = &call.case;
+        let start = (self.geometry.tensor(case.count, number).start * case.dtype.size()) as u64;
+        let output = self.receive.address + start;
+        let input = match call.placement {
+            Placement::OutOfPlace => self.send.address + start,
+            Placement::InPlace => output,
+        };
+        let stream = self.stream.cu_stream().cast();
+        // SAFETY: the geometry keeps tensors inside both buffers, which are as long as it says and are freed only with
+        // this rank, by a function that waits for the device. Both are used on this stream alone. Graphs that captured
+        // the call live in this rank or in `time`, shorter than the communicator, which the rank borrows; while one
+        // runs, nothing else is enqueued on the communicator.
+        unsafe { self.communicator.all_reduce_raw(input, output, case.count, case.dtype, case.op, stream) }
+            .map_err(of_rank(self.communicator.rank()))
+    }
+
+    /// Captures calls in a graph and uploads it, so that the first launch costs what the others do.
+    fn capture(&mut self, call: &Call, calls: usize) -> Result<Graph> {
+        // Thread-local: what other ranks' threads do meanwhile (allocate, say) does not end this capture.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream.begin_capture(mode).map_err(failed("cuStreamBeginCapture"))?;
+        let enqueued = (0..calls).try_for_each(|number| self.enqueue(call, number));
+        // Ends the capture also after an error, or the stream could not be used again.
+        let ended = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        enqueued?;
+        let graph = ended.map_err(failed("cuGraphInstantiate"))?.context("the capture gave no graph")?;
+        graph.upload().map_err(failed("cuGraphUpload"))?;
+        self.synchronize()?;
+        Ok(Graph(graph))
+    }
+
+    fn events(&self, count: usize) -> Result<Vec<CudaEvent>> {
+        // The default flag, since cudarc's own default turns timing off.
+        let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        (0..count).map(|_| self.context.new_event(flags).map_err(failed("cuEventCreate"))).collect()
+    }
+
+    fn record(&self, event: &CudaEvent) -> Result<()> {
+        event.record(&self.stream).map_err(failed("cuEventRecord"))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.stream.synchronize().map_err(failed("cuStreamSynchronize"))
+    }
+
+    /// Waits for the calls, and learns whether they came to their end.
+    fn finish(&self) -> Result<()> {
+        self.synchronize()?;
+        self.communicator.check().map_err(of_rank(self.communicator.rank()))
+    }
+
+    fn time_graph(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+        let graph = self.capture(call, schedule.iterations)?;
+        let events = self.events(schedule.replays + 1)?;
+        barrier.wait()?;
+        for _ in 0..schedule.warmup.div_ceil(schedule.iterations) {
+            graph.launch()?;
+        }
+        self.finish()?;
+        barrier.wait()?;
+        let start = Instant::now();
+        self.record(&events[0])?;
+        for event in &events[1..] {
+            graph.launch()?;
+            self.record(event)?;
+        }
+        self.synchronize()?;
+        let wall_us = start.elapsed().as_secs_f64() * 1e6;
+        self.finish()?;
+        // The graph and the events go when all ranks have finished.
+        barrier.wait()?;
+        timing(&events, schedule, schedule.iterations, wall_us)
+    }
+
+    fn time_queued(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+        // An event after each call costs time between the calls, so only on demand.
+        let events = self.events(if schedule.per_iteration { schedule.calls() + 1 } else { 2 })?;
+        barrier.wait()?;
+        for number in 0..schedule.warmup {
+            self.enqueue(call, number)?;
+        }
+        self.finish()?;
+        barrier.wait()?;
+        let start = Instant::now();
+        self.record(&events[0])?;
+        for number in 0..schedule.calls() {
+            self.enqueue(call, number)?;
+            if schedule.per_iteration {
+                self.record(&events[number + 1])?;
+            }
+        }
+        if !schedule.per_iteration {
+            self.record(&events[1])?;
+        }
+        self.synchronize()?;
+        let wall_us = start.elapsed().as_secs_f64() * 1e6;
+        self.finish()?;
+        barrier.wait()?;
+        let mut timing = timing(&events, schedule, 1, wall_us)?;
+        if !schedule.per_iteration {
+            timing.samples_us.clear();
+        }
+        Ok(timing)
+    }
+
+    fn time_synchronized(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+        barrier.wait()?;
+        for number in 0..schedule.warmup {
+            self.enqueue(call, number)?;
+            self.synchronize()?;
+        }
+        self.finish()?;
+        let mut samples_us = Vec::with_capacity(schedule.calls());
+        barrier.wait()?;
+        let start = Instant::now();
+        let mut last = start;
+        for number in 0..schedule.calls() {
+            self.enqueue(call, number)?;
+            self.synchronize()?;
+            let now = Instant::now();
+            samples_us.push((now - last).as_secs_f64() * 1e6);
+            last = now;
+        }
+        self.finish()?;
+        let time_us = (last - start).as_secs_f64() * 1e6 / schedule.calls() as f64;
+        Ok(Timing { time_us, wall_us: time_us, samples_us })
+    }
+
+    /// Runs a memory operation of this rank's stream to its end.
+    fn on_memory(
+        &self,
+        call: &'static str,
+        operation: impl FnOnce(sys::CUstream) -> Result<(), DriverError>,
+    ) -> Result<()> {
+        self.context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
+        operation(self.stream.cu_stream()).map_err(failed(call))?;
+        self.synchronize()
+    }
+}
+
+impl<T: Datum> Rank<T> for CudaRank<'_> {
+    fn rank(&self) -> usize {
+        self.communicator.rank()
+    }
+
+    fn write(&mut self, buffer: Buffer, first: usize, values: &[T]) -> Result<()> {
+        let memory = match buffer {
+            Buffer::Send => &self.send,
+            Buffer::Receive => &self.receive,
+        };
+        let to = memory.at(first * size_of::<T>(), size_of_val(values))?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: `at` has seen that the memory holds that many bytes from there; the values outlive the copy, which is
+        // waited for.
+        self.on_memory("cuMemcpyHtoDAsync", |stream| unsafe { result::memcpy_htod_async(to, values, stream) })
+    }
+
+    fn poison(&mut self, range: Range<usize>) -> Result<()> {
+        let bytes = range.len() * size_of::<T>();
+        let from = self.receive.at(range.start * size_of::<T>(), bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // The poison of every type has all bits set.
+        // SAFETY: `at` has seen that the memory holds that many bytes from there.
+        self.on_memory("cuMemsetD8Async", |stream| unsafe { result::memset_d8_async(from, 0xff, bytes, stream) })
+    }
+
+    fn read(&mut self, range: Range<usize>) -> Result<Cow<'_, [T]>> {
+        let mut values = vec![T::POISON; range.len()];
+        let from = self.receive.at(range.start * size_of::<T>(), size_of_val(values.as_slice()))?;
+        if !values.is_empty() {
+            let to = values.as_mut_slice();
+            // SAFETY: `at` has seen that the memory holds that many bytes from there, and every bit pattern is a `T`;
+            // the values outlive the copy, which is waited for.
+            self.on_memory("cuMemcpyDtoHAsync", |stream| unsafe { result::memcpy_dtoh_async(to, from, stream) })?;
+        }
+        Ok(Cow::Owned(values))
+    }
+
+    fn prepare(&mut self, call: &Call) -> Result<()> {
+        self.prepared = None;
+        if call.mode == Mode::Graph {
+            self.prepared = Some(self.capture(call, 1)?);
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, call: &Call) -> Result<()> {
+        // The graph stays until the next call is prepared: then no rank is in this one.
+        match &self.prepared {
+            Some(graph) => graph.launch()?,
+            None => self.enqueue(call, 0)?,
+        }
+        self.finish()
+    }
+
+    fn time(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+        // What the last check left is freed before the first barrier of this.
+        self.prepared = None;
+        match call.mode {
+            Mode::Graph => self.time_graph(call, schedule, barrier),
+            Mode::Queued => self.time_queued(call, schedule, barrier),
+            Mode::Synchronized => self.time_synchronized(call, schedule, barrier),
+            Mode::Blocking => bail!("calls on a GPU do not block"),
+        }
+    }
+}
+
+/// A graph, launched on the stream that it was captured on.
+struct Graph(CudaGraph);
+
+// SAFETY: a graph may be used from any thread, but from one at a time. This one belongs to a rank, whose `&mut` the
+// thread that uses it has; a `Graph` is not Sync.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    fn launch(&self) -> Result<()> {
+        self.0.launch().map_err(failed("cuGraphLaunch"))
+    }
+}
+
+/// Device memory, 256-byte aligned by the driver's contract.
+struct Memory {
+    address: sys::CUdeviceptr,
+    bytes: usize,
+    context: Arc<CudaContext>,
+}
+
+impl Memory {
+    fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
+        context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
+        // SAFETY: the context is current, and the memory is freed once, by Drop. It is written before it is read:
+        // `measure::fill` fills all of it.
+        let address = unsafe { result::malloc_sync(bytes) }
+            .map_err(failed("cuMemAlloc"))
+            .with_context(|| format!("{bytes} bytes on device {}", context.ordinal()))?;
+        Ok(Memory { address, bytes, context: context.clone() })
+    }
+
+    /// The address of `bytes` bytes from an offset, if all of them are in this memory.
+    fn at(&self, offset: usize, bytes: usize) -> Result<sys::CUdeviceptr> {
+        let end = offset.checked_add(bytes).context("an offset overflows")?;
+        ensure!(end <= self.bytes, "bytes {offset} to {end} are not in a buffer of {} bytes", self.bytes);
+        Ok(self.address + offset as u64)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // An error here is of the context and would have shown, or shows, at the next call on it.
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: allocated by `new`, freed nowhere else; the driver waits for work that uses it.
+            let _ = unsafe { result::free_sync(self.address) };
+        }
+    }
+}
+
+/// Times between events, each over `calls_between` calls.
+fn timing(events: &[CudaEvent], schedule: &Schedule, calls_between: usize, wall_us: f64) -> Result<Timing> {
+    let between = |from: &CudaEvent, to: &CudaEvent| -> Result<f64> {
+        Ok(f64::from(from.elapsed_ms(to).map_err(failed("cuEventElapsedTime"))?) * 1e3)
+    };
+    let (first, last) = (&events[0], &events[events.len() - 1]);
+    let samples_us =
+        events.windows(2).map(|pair| Ok(between(&pair[0], &pair[1])? / calls_between as f64)).collect::<Result<_>>()?;
+    Ok(Timing {
+        time_us: between(first, last)? / schedule.calls() as f64,
+        wall_us: wall_us / schedule.calls() as f64,
+        samples_us,
+    })
+}
+
+/// The CUDA version that the driver supports.
+pub(crate) fn driver_api() -> Result<String> {
+    driver_version().map(version_name)
+}
+
+fn driver_version() -> Result<i32> {
+    let mut version = 0;
+    // SAFETY: the function writes one int to where it is told.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("cuDriverGetVersion"))?;
+    Ok(version)
+}
+
+/// 12.8 for 12080.
+fn version_name(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+fn describe(context: &Arc<CudaContext>) -> Result<Gpu> {
+    let (major, minor) = context.compute_capability().map_err(failed("cuDeviceGetAttribute"))?;
+    let uuid = context.uuid().map_err(failed("cuDeviceGetUuid"))?;
+    Ok(Gpu {
+        ordinal: context.ordinal(),
+        name: name(context)?,
+        pci: pci(context)?,
+        uuid: uuid_name(uuid.bytes.map(|byte| byte as u8)),
+        compute_capability: format!("{major}.{minor}"),
+        multiprocessors: attribute(context, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
+        memory_bytes: context.total_mem().map_err(failed("cuDeviceTotalMem"))? as u64,
+    })
+}
+
+fn name(context: &CudaContext) -> Result<String> {
+    context.name().map_err(failed("cuDeviceGetName"))
+}
+
+/// As nvidia-smi writes it, in lower case: 0000:1b:00.
+fn pci(context: &CudaContext) -> Result<String> {
+    Ok(format!(
+        "{:04x}:{:02x}:{:02x}",
+        attribute(context, Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+        attribute(context, Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+        attribute(context, Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?
+    ))
+}
+
+fn attribute(context: &CudaContext, attribute: Attribute) -> Result<i32> {
+    context.attribute(attribute).map_err(failed("cuDeviceGetAttribute"))
+}
+
+/// As nvidia-smi writes it: GPU-8-4-4-4-12.
+fn uuid_name(bytes: [u8; 16]) -> String {
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// A driver's error, with the function that returned it and the driver's own words.
+fn failed(call: &'static str) -> impl Fn(DriverError) -> anyhow::Error {
+    move |error| {
+        let words = error.error_string().map(|words| words.to_string_lossy().into_owned());
+        anyhow!("{call} failed: {:?}{}", error.0, words.map(|words| format!(", {words}")).unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_and_uuids_are_written_as_everywhere() {
+        assert_eq!(version_name(12080), "12.8");
+        assert_eq!(version_name(13010), "13.1");
+        let bytes = std::array::from_fn(|index| index as u8);
+        assert_eq!(uuid_name(bytes), "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f");
+    }
+}

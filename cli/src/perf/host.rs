@@ -1,0 +1,157 @@
+//! The ranks of the host backend: threads, and buffers in ordinary memory.
+
+use std::{borrow::Cow, ops::Range, time::Instant};
+
+use anyhow::{Result, ensure};
+use peersum::{DType, Options, Plan, host::Communicator};
+
+use super::{
+    backend::{Device, Group},
+    barrier::Barrier,
+    case::Placement,
+    datum::Datum,
+    geometry::{ALIGN_BYTES, Geometry},
+    machine,
+    measure::{Buffer, Call, Rank, Schedule, Timing, of_rank},
+};
+
+/// All ranks.
+pub(crate) struct HostGroup {
+    communicators: Vec<Communicator>,
+    devices: Vec<Device>,
+}
+
+impl HostGroup {
+    pub(crate) fn new(world: usize, options: &Options) -> Result<Self> {
+        let name = machine::cpu_model();
+        let devices = (0..world).map(|ordinal| Device { ordinal, pci: None, name: name.clone() }).collect();
+        Ok(HostGroup { communicators: Communicator::local(world, options)?, devices })
+    }
+}
+
+impl Group for HostGroup {
+    type Rank<'a, T: Datum> = HostRank<'a, T>;
+
+    fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    fn plan(&self, count: usize, dtype: DType) -> peersum::Result<Option<Plan>> {
+        self.communicators[0].plan(count, dtype)
+    }
+
+    fn ranks<T: Datum>(&mut self, geometry: &Geometry) -> Result<Vec<HostRank<'_, T>>> {
+        // Two buffers a rank, and while they are checked the inputs of each and the one right output.
+        let bytes = (3 * self.communicators.len() + 1) * geometry.len() * size_of::<T>();
+        if let Some(available) = machine::available_memory() {
+            ensure!(
+                bytes as u64 <= available / 10 * 9,
+                "the buffers of {} ranks need {bytes} bytes, and {available} are available: lower -e, or -g",
+                self.communicators.len(),
+            );
+        }
+        Ok(self.communicators.iter_mut().map(|communicator| HostRank::new(communicator, geometry)).collect())
+    }
+}
+
+/// One rank.
+pub(crate) struct HostRank<'a, T> {
+    communicator: &'a mut Communicator,
+    send: Aligned<T>,
+    receive: Aligned<T>,
+    geometry: Geometry,
+}
+
+impl<'a, T: Datum> HostRank<'a, T> {
+    fn new(communicator: &'a mut Communicator, geometry: &Geometry) -> Self {
+        HostRank {
+            communicator,
+            send: Aligned::new(geometry.len()),
+            receive: Aligned::new(geometry.len()),
+            geometry: *geometry,
+        }
+    }
+
+    /// One call at the place of the `number`th.
+    fn all_reduce(&mut self, call: &Call, number: usize) -> Result<()> {
+        let tensor = self.geometry.tensor(call.case.count, number);
+        let output = &mut self.receive.elements()[tensor.clone()];
+        match call.placement {
+            Placement::OutOfPlace => self.communicator.all_reduce(&self.send.elements()[tensor], output, call.case.op),
+            Placement::InPlace => self.communicator.all_reduce_in_place(output, call.case.op),
+        }
+        .map_err(of_rank(self.communicator.rank()))
+    }
+}
+
+impl<T: Datum> Rank<T> for HostRank<'_, T> {
+    fn rank(&self) -> usize {
+        self.communicator.rank()
+    }
+
+    fn write(&mut self, buffer: Buffer, first: usize, values: &[T]) -> Result<()> {
+        let elements = match buffer {
+            Buffer::Send => self.send.elements(),
+            Buffer::Receive => self.receive.elements(),
+        };
+        elements[first..first + values.len()].copy_from_slice(values);
+        Ok(())
+    }
+
+    fn poison(&mut self, range: Range<usize>) -> Result<()> {
+        self.receive.elements()[range].fill(T::POISON);
+        Ok(())
+    }
+
+    fn read(&mut self, range: Range<usize>) -> Result<Cow<'_, [T]>> {
+        Ok(Cow::Borrowed(&self.receive.elements()[range]))
+    }
+
+    fn prepare(&mut self, _call: &Call) -> Result<()> {
+        Ok(())
+    }
+
+    fn call(&mut self, call: &Call) -> Result<()> {
+        self.all_reduce(call, 0)
+    }
+
+    fn time(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+        barrier.wait()?;
+        for number in 0..schedule.warmup {
+            self.all_reduce(call, number)?;
+        }
+        let mut samples_us = Vec::with_capacity(schedule.calls());
+        barrier.wait()?;
+        let start = Instant::now();
+        let mut last = start;
+        for number in 0..schedule.calls() {
+            self.all_reduce(call, number)?;
+            let now = Instant::now();
+            samples_us.push((now - last).as_secs_f64() * 1e6);
+            last = now;
+        }
+        let time_us = (last - start).as_secs_f64() * 1e6 / schedule.calls() as f64;
+        Ok(Timing { time_us, wall_us: time_us, samples_us })
+    }
+}
+
+/// A buffer that starts at a multiple of [`ALIGN_BYTES`], as memory of a GPU does.
+struct Aligned<T> {
+    memory: Vec<T>,
+    start: usize,
+    len: usize,
+}
+
+impl<T: Datum> Aligned<T> {
+    fn new(len: usize) -> Self {
+        let slack = ALIGN_BYTES / size_of::<T>();
+        let memory = vec![T::POISON; len + slack];
+        let start = memory.as_ptr().align_offset(ALIGN_BYTES);
+        // The offset may be unknowable, by its contract; what follows is then unaligned, but right.
+        Aligned { memory, start: if start <= slack { start } else { 0 }, len }
+    }
+
+    fn elements(&mut self) -> &mut [T] {
+        &mut self.memory[self.start..self.start + self.len]
+    }
+}

@@ -1,0 +1,287 @@
+//! One half of a row: all ranks time a call, then check it.
+
+use std::{borrow::Cow, ops::Range, sync::RwLock, thread};
+
+use anyhow::{Result, anyhow};
+
+use super::{
+    barrier::{Barrier, Broken},
+    case::{Case, Mode, Placement},
+    datum::Datum,
+    geometry::Geometry,
+    inputs::{Inputs, Pattern},
+    verify::{Check, Expected, Kind, Wrong},
+};
+
+/// Which of a rank's two buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Buffer {
+    Send,
+    Receive,
+}
+
+/// A rank of either backend, with its two buffers of `T`. Each is driven by a thread of its own.
+///
+/// All but `time` and `call` are done when they return, and no call of any rank runs meanwhile.
+pub(crate) trait Rank<T: Datum>: Send {
+    fn rank(&self) -> usize;
+
+    /// Overwrites the elements of a buffer from `first` on.
+    fn write(&mut self, buffer: Buffer, first: usize, values: &[T]) -> Result<()>;
+
+    /// Sets a part of the receive buffer to [`Datum::POISON`].
+    fn poison(&mut self, range: Range<usize>) -> Result<()>;
+
+    /// A part of the receive buffer.
+    fn read(&mut self, range: Range<usize>) -> Result<Cow<'_, [T]>>;
+
+    /// Makes one call ready that is issued as the mode does. The call itself is [`Rank::call`].
+    fn prepare(&mut self, call: &Call) -> Result<()>;
+
+    /// Does the call that was prepared; all ranks come here together. Returns when the output is written.
+    fn call(&mut self, call: &Call) -> Result<()>;
+
+    /// Warms up and times. Waits at the barrier before what is timed starts.
+    fn time(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing>;
+}
+
+/// What is called, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) case: Case,
+    pub(crate) placement: Placement,
+    pub(crate) mode: Mode,
+}
+
+/// How often.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Schedule {
+    /// Calls in a row; in one graph, where there is one.
+    pub(crate) iterations: usize,
+    /// Calls before the timed ones.
+    pub(crate) warmup: usize,
+    /// Launches of the graph; 1 where there is none.
+    pub(crate) replays: usize,
+    /// Whether each of the queued calls gets an event of its own.
+    pub(crate) per_iteration: bool,
+}
+
+impl Schedule {
+    /// Calls that are timed: what the total is divided by.
+    pub(crate) fn calls(&self) -> usize {
+        self.iterations * self.replays
+    }
+}
+
+/// One rank's times of one call, in microseconds.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Timing {
+    /// By the mode's clock: the total over the calls.
+    pub(crate) time_us: f64,
+    /// By the host's clock, from the first launch to the end of the last call: the total over the calls.
+    pub(crate) wall_us: f64,
+    /// Of each replay (over the calls in it), or of each call; none where they were not timed one by one.
+    pub(crate) samples_us: Vec<f64>,
+}
+
+/// One bit flipped in the output of one rank, out of place, at one size: shows that the check sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) rank: usize,
+    pub(crate) bytes: usize,
+}
+
+/// What a half of a row is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    pub(crate) call: Call,
+    pub(crate) schedule: Schedule,
+    pub(crate) geometry: Geometry,
+    pub(crate) checks: usize,
+    pub(crate) fault: Option<Fault>,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    /// By rank.
+    pub(crate) timings: Vec<Timing>,
+    /// `None` where nothing was checked.
+    pub(crate) wrong: Option<Wrong>,
+}
+
+/// The seed of what stands in the send buffers while calls are timed.
+const TIMED_SEED: u64 = 99;
+
+/// Fills the buffers for the timed calls: once, since checks put back what they overwrite.
+pub(crate) fn fill<T: Datum, R: Rank<T>>(ranks: &mut [R], geometry: &Geometry) -> Result<()> {
+    let inputs = Inputs::<T>::new(Pattern::Exact, TIMED_SEED, ranks.len());
+    on_all(ranks, |rank, _| {
+        let values = inputs.of_rank(rank.rank(), 0..geometry.len());
+        rank.write(Buffer::Send, 0, &values)?;
+        rank.write(Buffer::Receive, 0, &values)
+    })?;
+    Ok(())
+}
+
+/// Times and checks.
+pub(crate) fn measure<T: Datum, R: Rank<T>>(ranks: &mut [R], job: &Job) -> Result<Outcome> {
+    let expected = Parts::new(ranks.len());
+    let outcomes = on_all(ranks, |rank, barrier| {
+        let timing = rank.time(&job.call, &job.schedule, barrier)?;
+        barrier.wait()?;
+        let wrong = if job.checks > 0 { check_all(rank, job, &expected, barrier)? } else { Wrong::default() };
+        Ok((timing, wrong))
+    })?;
+    let mut wrong = Wrong::default();
+    let mut timings = Vec::new();
+    for (timing, of_rank) in outcomes {
+        timings.push(timing);
+        wrong.add(of_rank);
+    }
+    Ok(Outcome { timings, wrong: (job.checks > 0).then_some(wrong) })
+}
+
+/// Runs a part on every rank, each on its own thread. Of the errors, it returns one that is a cause.
+fn on_all<T: Datum, R: Rank<T>, O: Send>(
+    ranks: &mut [R],
+    part: impl Fn(&mut R, &Barrier) -> Result<O> + Sync,
+) -> Result<Vec<O>> {
+    let barrier = Barrier::new(ranks.len());
+    let (barrier, part) = (&barrier, &part);
+    let results: Vec<Result<O>> = thread::scope(|scope| {
+        let threads: Vec<_> =
+            ranks.iter_mut().map(|rank| scope.spawn(move || barrier.hold(|| part(rank, barrier)))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    let mut outputs = Vec::new();
+    let mut broken = None;
+    for result in results {
+        match result {
+            Ok(output) => outputs.push(output),
+            Err(error) if error.is::<Broken>() => broken = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    broken.map_or(Ok(outputs), Err)
+}
+
+fn check_all<T: Datum, R: Rank<T>>(rank: &mut R, job: &Job, expected: &Parts<T>, barrier: &Barrier) -> Result<Wrong> {
+    let mut wrong = Wrong::default();
+    // In place, the timed calls have reduced their own outputs again and again.
+    if job.call.placement == Placement::OutOfPlace {
+        wrong.add(check_timed(rank, job, expected, barrier)?);
+    }
+    for iteration in 0..job.checks {
+        for pattern in Pattern::ALL {
+            wrong.add(check_fresh(rank, job, pattern, iteration, expected, barrier)?);
+        }
+    }
+    if job.call.placement == Placement::OutOfPlace {
+        let tensor = job.geometry.tensor(job.call.case.count, 0);
+        let inputs = Inputs::<T>::new(Pattern::Exact, TIMED_SEED, expected.world());
+        rank.write(Buffer::Send, tensor.start, &inputs.of_rank(rank.rank(), tensor))?;
+    }
+    Ok(wrong)
+}
+
+/// Looks at the output of the last timed call. The calls before it left the same bits there if they were right, but a
+/// call that reads a peer's data of the call before, or is overtaken by the next, shows here and nowhere else.
+fn check_timed<T: Datum, R: Rank<T>>(rank: &mut R, job: &Job, expected: &Parts<T>, barrier: &Barrier) -> Result<Wrong> {
+    let case = &job.call.case;
+    let tensor = job.geometry.tensor(case.count, job.schedule.iterations - 1);
+    let inputs = Inputs::<T>::new(Pattern::Exact, TIMED_SEED, expected.world());
+    expected.compute(rank.rank(), case.count, |part| {
+        inputs.reduced(case.op, part.start + tensor.start..part.end + tensor.start)
+    });
+    barrier.wait()?;
+    let check = Check { rank: rank.rank(), kind: Kind::Timed };
+    let output = rank.read(tensor)?;
+    let wrong = expected.with(|expected| check.window(&output, 0, expected));
+    barrier.wait()?;
+    Ok(wrong)
+}
+
+/// Fresh inputs, poisoned outputs, one call.
+fn check_fresh<T: Datum, R: Rank<T>>(
+    rank: &mut R,
+    job: &Job,
+    pattern: Pattern,
+    iteration: usize,
+    expected: &Parts<T>,
+    barrier: &Barrier,
+) -> Result<Wrong> {
+    let case = &job.call.case;
+    let tensor = job.geometry.tensor(case.count, 0);
+    let window = job.geometry.window(&tensor);
+    // A seed that no other check of this size has, in or out of place.
+    let seed = 1000 + 2 * iteration as u64 + u64::from(job.call.placement == Placement::InPlace);
+    let inputs = Inputs::<T>::new(pattern, seed, expected.world());
+    let buffer = match job.call.placement {
+        Placement::OutOfPlace => Buffer::Send,
+        Placement::InPlace => Buffer::Receive,
+    };
+    rank.poison(window.clone())?;
+    rank.write(buffer, tensor.start, &inputs.of_rank(rank.rank(), 0..case.count))?;
+    rank.prepare(&job.call)?;
+    expected.compute(rank.rank(), case.count, |part| inputs.reduced(case.op, part));
+    barrier.wait()?;
+    rank.call(&job.call)?;
+    barrier.wait()?;
+    let number = rank.rank();
+    let mut output = rank.read(window)?;
+    let first_of_all = iteration == 0 && pattern == Pattern::Exact && job.call.placement == Placement::OutOfPlace;
+    if first_of_all && job.fault == Some(Fault { rank: number, bytes: case.bytes() }) {
+        flip_a_bit(&mut output.to_mut()[tensor.clone()]);
+    }
+    let check = Check { rank: number, kind: Kind::Fresh(pattern) };
+    let wrong = expected.with(|expected| check.window(&output, tensor.start, expected));
+    barrier.wait()?;
+    Ok(wrong)
+}
+
+/// Negates the middle element, whose sign is its highest bit; a zero becomes −0, which no check takes for 0.
+fn flip_a_bit<T: Datum>(output: &mut [T]) {
+    let middle = output.len() / 2;
+    if let Some(element) = output.get_mut(middle) {
+        *element = T::from_f32(-element.to_f32());
+    }
+}
+
+/// The right output, computed in as many parts as there are ranks and read by all of them.
+struct Parts<T> {
+    parts: Vec<RwLock<Vec<T>>>,
+}
+
+impl<T: Datum> Parts<T> {
+    fn new(world: usize) -> Self {
+        Parts { parts: (0..world).map(|_| RwLock::default()).collect() }
+    }
+
+    fn world(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Computes a rank's part. All parts are there after a barrier, and until the next one nobody may call this.
+    fn compute(&self, rank: usize, count: usize, part: impl FnOnce(Range<usize>) -> Vec<T>) {
+        let share = count.div_ceil(self.world());
+        let start = (rank * share).min(count);
+        let values = part(start..(start + share).min(count));
+        *self.parts[rank].write().unwrap_or_else(|poison| poison.into_inner()) = values;
+    }
+
+    fn with<O>(&self, read: impl FnOnce(&Expected<'_, T>) -> O) -> O {
+        let guards: Vec<_> =
+            self.parts.iter().map(|part| part.read().unwrap_or_else(|poison| poison.into_inner())).collect();
+        let parts: Vec<&[T]> = guards.iter().map(|guard| guard.as_slice()).collect();
+        read(&Expected { parts: &parts })
+    }
+}
+
+/// A library's error, with the rank that had it.
+pub(crate) fn of_rank(rank: usize) -> impl Fn(peersum::Error) -> anyhow::Error {
+    move |error| anyhow!("rank {rank}: {error}")
+}

@@ -1,0 +1,427 @@
+//! The flags of `peersum perf`, and what they come to.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use peersum::{Algorithm, DType, Options, ReduceOp};
+
+use super::{
+    bandwidth,
+    case::Mode,
+    measure::Fault,
+    sizes::{Size, Step, Sweep},
+    statistics::Combine,
+};
+
+/// Measures all-reduce and checks every result, as nccl-tests' all_reduce_perf does.
+///
+/// Without flags it runs on all GPUs, or, where there is none, on threads of the CPU, from 1 KiB to 64 MiB: the sizes
+/// that decoding and prefill of language models reduce.
+#[derive(Args, Clone, Debug)]
+#[command(after_long_help = bandwidth::EXPLANATION)]
+pub(crate) struct Arguments {
+    /// First size: bytes, or with a suffix K, M, G (powers of 1024) [default: 1K]
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", help_heading = "Sizes")]
+    min_bytes: Option<Size>,
+
+    /// Last size [default: 64M]
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", help_heading = "Sizes")]
+    max_bytes: Option<Size>,
+
+    /// Each size is this many times the one before; 1 turns to --stepbytes [default: 4]
+    #[arg(short = 'f', long = "stepfactor", value_name = "N", help_heading = "Sizes")]
+    step_factor: Option<u64>,
+
+    /// Each size is this much more than the one before [default with -f 1: 1M]
+    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", help_heading = "Sizes")]
+    step_bytes: Option<Size>,
+
+    /// Element type: float (f32), half (f16), bfloat16 (bf16) or all; several with commas
+    #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float", value_delimiter = ',')]
+    datatype: Vec<TypeChoice>,
+
+    /// Reduction: sum, avg, max, min or all; several with commas
+    #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_delimiter = ',')]
+    op: Vec<OpChoice>,
+
+    /// Timed calls per size; in graph mode, calls in the graph
+    #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20, help_heading = "Timing")]
+    iterations: usize,
+
+    /// Calls before the timed ones; in graph mode rounded up to whole replays
+    #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value_t = 5, help_heading = "Timing")]
+    warmup: usize,
+
+    /// Replays of the graph; 0 measures eager calls. CUDA only [default: 10]
+    #[arg(short = 'G', long = "cudagraph", value_name = "N", help_heading = "Timing")]
+    replays: Option<usize>,
+
+    /// How calls are issued; several with commas give a table each. CUDA only [default: graph, or queued with -G 0]
+    #[arg(long, value_name = "MODE", value_delimiter = ',', help_heading = "Timing")]
+    timing: Vec<Mode>,
+
+    /// The ranks' times combined to one, by number or name: rank0, mean, min, max
+    #[arg(short = 'a', long = "average", value_name = "RULE", default_value = "3", help_heading = "Timing")]
+    combine: Combine,
+
+    /// 1 adds columns for the single calls (graph mode: replays): fastest, slowest, 99th percentile, deviation
+    #[arg(
+        short = 'I', long = "per_iter_timing", value_name = "0|1", default_value_t = 0,
+        value_parser = clap::value_parser!(u8).range(0..=1), help_heading = "Timing"
+    )]
+    per_iteration: u8,
+
+    /// Checks per size and placement; each does two calls, of exact integers and of values of many magnitudes, and
+    /// compares all ranks' bits with the definition. 0 turns checking off
+    #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
+    checks: usize,
+
+    /// Shifts the buffers by this many elements from their alignment of 256 bytes
+    #[arg(short = 'u', long = "unalign", value_name = "K", default_value_t = 0)]
+    unalign: usize,
+
+    /// Writes all figures to a file, as JSON; an older file of that name is replaced
+    #[arg(short = 'J', long = "output_file", value_name = "FILE.json")]
+    pub(crate) output_file: Option<PathBuf>,
+
+    /// Ranks [default: all GPUs; on the host one per core, 2 to 8]
+    #[arg(short = 'g', long = "ngpus", value_name = "N", help_heading = "Ranks")]
+    pub(crate) ranks: Option<usize>,
+
+    /// Devices of the ranks, as 0,1,2; a device may stand several times
+    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Ranks")]
+    pub(crate) devices: Vec<usize>,
+
+    /// Where ranks are: GPUs, threads of the CPU, or GPUs if there are any
+    #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Ranks")]
+    pub(crate) backend: BackendChoice,
+
+    /// Seconds that a rank waits for its peers before the run fails [default: 30]
+    #[arg(short = 'T', long = "timeout", value_name = "S", help_heading = "Library")]
+    timeout: Option<f64>,
+
+    /// Runs every call by this algorithm: one-shot, two-shot, one-shot-pull, two-shot-pull
+    #[arg(long, value_name = "NAME", help_heading = "Library")]
+    algorithm: Option<Algorithm>,
+
+    /// Runs every call with this many blocks
+    #[arg(long, value_name = "N", help_heading = "Library", value_parser = clap::value_parser!(u32).range(1..))]
+    blocks: Option<u32>,
+
+    /// Runs every call with this many threads per block. CUDA only
+    #[arg(long, value_name = "N", help_heading = "Library", value_parser = clap::value_parser!(u32).range(1..))]
+    threads: Option<u32>,
+
+    /// Staging per rank; longer messages go through it in chunks [default: 32M on CUDA, 8M on the host]
+    #[arg(long, value_name = "SIZE", help_heading = "Library")]
+    staging: Option<Size>,
+
+    /// Flips a bit in the output of a rank, out of place, at one size: to see that the check sees it
+    #[arg(long, value_name = "RANK:BYTES", hide = true, value_parser = parse_fault)]
+    inject_fault: Option<Fault>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BackendChoice {
+    Auto,
+    Host,
+    Cuda,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TypeChoice {
+    #[value(alias = "f32")]
+    Float,
+    #[value(alias = "f16")]
+    Half,
+    #[value(alias = "bf16")]
+    Bfloat16,
+    All,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OpChoice {
+    Sum,
+    #[value(alias = "average")]
+    Avg,
+    Max,
+    Min,
+    All,
+}
+
+/// A run, checked as far as it can be without knowing the backend.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) sweep: Sweep,
+    pub(crate) dtypes: Vec<DType>,
+    pub(crate) ops: Vec<ReduceOp>,
+    pub(crate) iterations: usize,
+    pub(crate) warmup: usize,
+    pub(crate) combine: Combine,
+    pub(crate) per_iteration: bool,
+    pub(crate) checks: usize,
+    pub(crate) unalign: usize,
+    pub(crate) fault: Option<Fault>,
+    pub(crate) library: Options,
+}
+
+impl Config {
+    pub(crate) fn new(arguments: &Arguments) -> Result<Self> {
+        ensure!(arguments.iterations > 0, "-n 0 measures nothing: time at least one call");
+        if let Some(file) = &arguments.output_file {
+            ensure!(
+                file.extension().is_some_and(|extension| extension == "json"),
+                "-J {}: the file's name must end in .json, the one format there is",
+                file.display()
+            );
+        }
+        Ok(Config {
+            sweep: arguments.sweep()?,
+            dtypes: arguments.dtypes(),
+            ops: arguments.ops(),
+            iterations: arguments.iterations,
+            warmup: arguments.warmup,
+            combine: arguments.combine,
+            per_iteration: arguments.per_iteration == 1,
+            checks: arguments.checks,
+            unalign: arguments.unalign,
+            fault: arguments.inject_fault,
+            library: arguments.library()?,
+        })
+    }
+}
+
+/// The modes of a run on CUDA, and the replays of its graphs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) struct Modes {
+    pub(crate) modes: Vec<Mode>,
+    pub(crate) replays: usize,
+}
+
+impl Arguments {
+    /// The flags that have a meaning on CUDA alone, as far as they are given.
+    pub(crate) fn cuda_only(&self) -> Vec<&'static str> {
+        let given = [
+            (!self.devices.is_empty(), "--devices"),
+            (self.replays.is_some_and(|replays| replays > 0), "--cudagraph"),
+            (!self.timing.is_empty(), "--timing"),
+            (self.threads.is_some(), "--threads"),
+        ];
+        given.into_iter().filter_map(|(given, flag)| given.then_some(flag)).collect()
+    }
+
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn modes(&self) -> Result<Modes> {
+        let graphs = self.timing.contains(&Mode::Graph);
+        match (self.replays, graphs) {
+            (Some(0), true) => bail!("--timing graph with -G 0: a graph must be replayed at least once"),
+            (Some(1..), false) if !self.timing.is_empty() => {
+                bail!("-G counts the replays of a graph, but --timing has no graph")
+            }
+            _ => {}
+        }
+        let default = if self.replays == Some(0) { Mode::Queued } else { Mode::Graph };
+        let modes = if self.timing.is_empty() { vec![default] } else { self.timing.clone() };
+        Ok(Modes { modes, replays: self.replays.unwrap_or(10).max(1) })
+    }
+
+    fn sweep(&self) -> Result<Sweep> {
+        const DEFAULT_MIN: u64 = 1 << 10;
+        const DEFAULT_MAX: u64 = 64 << 20;
+        let (min_bytes, max_bytes) = match (self.min_bytes, self.max_bytes) {
+            (Some(min), Some(max)) => (min.0, max.0),
+            (Some(min), None) => (min.0, DEFAULT_MAX.max(min.0)),
+            (None, Some(max)) => (DEFAULT_MIN.min(max.0), max.0),
+            (None, None) => (DEFAULT_MIN, DEFAULT_MAX),
+        };
+        ensure!(
+            min_bytes <= max_bytes,
+            "the first size (-b {}) is greater than the last (-e {})",
+            Size(min_bytes),
+            Size(max_bytes)
+        );
+        let step = match (self.step_factor, self.step_bytes) {
+            (None, None) => Step::Factor(4),
+            (Some(0), _) => bail!("-f 0: a factor of 2 or more multiplies, 1 turns to --stepbytes"),
+            (Some(1) | None, bytes) => Step::Bytes(bytes.map_or(1 << 20, |bytes| bytes.0)),
+            (Some(factor), None) => Step::Factor(factor),
+            (Some(_), Some(_)) => bail!("-f and -i are both given: sizes can be multiplied or added to, not both"),
+        };
+        ensure!(step != Step::Bytes(0), "-i 0: the sizes would never reach the last one");
+        ensure!(
+            min_bytes > 0 || matches!(step, Step::Bytes(_)),
+            "-b 0: no factor leads from 0 to the next size; give a step with -i, or start at 1"
+        );
+        Ok(Sweep { min_bytes, max_bytes, step })
+    }
+
+    fn dtypes(&self) -> Vec<DType> {
+        let mut dtypes = Vec::new();
+        for choice in &self.datatype {
+            match choice {
+                TypeChoice::Float => dtypes.push(DType::F32),
+                TypeChoice::Half => dtypes.push(DType::F16),
+                TypeChoice::Bfloat16 => dtypes.push(DType::BF16),
+                TypeChoice::All => dtypes.extend(DType::ALL),
+            }
+        }
+        once_each(dtypes)
+    }
+
+    fn ops(&self) -> Vec<ReduceOp> {
+        let mut ops = Vec::new();
+        for choice in &self.op {
+            match choice {
+                OpChoice::Sum => ops.push(ReduceOp::Sum),
+                OpChoice::Avg => ops.push(ReduceOp::Average),
+                OpChoice::Max => ops.push(ReduceOp::Max),
+                OpChoice::Min => ops.push(ReduceOp::Min),
+                OpChoice::All => ops.extend(ReduceOp::ALL),
+            }
+        }
+        once_each(ops)
+    }
+
+    fn library(&self) -> Result<Options> {
+        let mut options = Options::default();
+        if let Some(seconds) = self.timeout {
+            let timeout = Duration::try_from_secs_f64(seconds).ok().filter(|timeout| !timeout.is_zero());
+            let Some(timeout) = timeout else { bail!("-T {seconds}: a timeout is a positive number of seconds") };
+            options = options.timeout(timeout);
+        }
+        if let Some(Size(bytes)) = self.staging {
+            options = options.staging_bytes(bytes as usize);
+        }
+        options.algorithm = self.algorithm;
+        options.blocks = self.blocks;
+        options.threads = self.threads;
+        Ok(options)
+    }
+}
+
+fn once_each<T: PartialEq>(values: Vec<T>) -> Vec<T> {
+    let mut unique = Vec::new();
+    for value in values {
+        if !unique.contains(&value) {
+            unique.push(value);
+        }
+    }
+    unique
+}
+
+fn parse_fault(text: &str) -> Result<Fault, String> {
+    let parse = || {
+        let (rank, bytes) = text.split_once(':')?;
+        Some(Fault { rank: rank.parse().ok()?, bytes: bytes.parse().ok()? })
+    };
+    parse().ok_or_else(|| format!("'{text}' is not RANK:BYTES"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Perf {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn parse(flags: &str) -> Result<Arguments> {
+        Ok(Perf::try_parse_from(["perf"].into_iter().chain(flags.split_whitespace()))?.arguments)
+    }
+
+    fn config(flags: &str) -> Result<Config> {
+        Config::new(&parse(flags)?)
+    }
+
+    fn error(flags: &str) -> String {
+        config(flags).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_defaults_are_the_decode_case() {
+        let config = config("").unwrap();
+        assert_eq!(config.sweep, Sweep { min_bytes: 1024, max_bytes: 64 << 20, step: Step::Factor(4) });
+        assert_eq!((config.iterations, config.checks, config.combine), (20, 1, Combine::Max));
+        assert_eq!((config.dtypes, config.ops), (vec![DType::F32], vec![ReduceOp::Sum]));
+        assert_eq!(config.library, Options::default());
+    }
+
+    #[test]
+    fn nccl_tests_flags_mean_what_they_mean_there() {
+        let config = config("-b 8 -e 128M -f 2 -n 100 -w 10 -c 0 -d half -o max -a 1 -u 3 -I 1 -T 5").unwrap();
+        assert_eq!(config.sweep, Sweep { min_bytes: 8, max_bytes: 128 << 20, step: Step::Factor(2) });
+        assert_eq!((config.iterations, config.warmup, config.checks, config.unalign), (100, 10, 0, 3));
+        assert_eq!((config.dtypes, config.ops), (vec![DType::F16], vec![ReduceOp::Max]));
+        assert_eq!((config.combine, config.per_iteration), (Combine::Mean, true));
+        assert_eq!(config.library.timeout, Duration::from_secs(5));
+    }
+
+    #[test]
+    fn one_end_given_moves_the_default_of_the_other() {
+        let ends = |flags| config(flags).map(|config| (config.sweep.min_bytes, config.sweep.max_bytes)).unwrap();
+        assert_eq!(ends("-b 1G"), (1 << 30, 1 << 30));
+        assert_eq!(ends("-e 512"), (512, 512));
+        assert_eq!(ends("-b 2K"), (2048, 64 << 20));
+    }
+
+    #[test]
+    fn steps_are_added_or_multiplied() {
+        let step = |flags| config(flags).map(|config| config.sweep.step).unwrap();
+        assert_eq!(step("-i 4K"), Step::Bytes(4096));
+        assert_eq!(step("-f 1"), Step::Bytes(1 << 20));
+        assert_eq!(step("-f 1 -i 2M"), Step::Bytes(2 << 20));
+        assert!(error("-f 2 -i 4K").contains("not both"));
+        assert!(error("-f 0").contains("-f 0"));
+        assert!(error("-i 0").contains("never"));
+        assert!(error("-b 0").contains("-b 0"));
+        assert!(config("-b 0 -i 4K").is_ok());
+    }
+
+    #[test]
+    fn what_can_not_be_is_said() {
+        assert_eq!(error("-b 2M -e 1M"), "the first size (-b 2M) is greater than the last (-e 1M)");
+        assert!(error("-n 0").contains("-n 0"));
+        assert!(error("-T 0").contains("positive"));
+        assert!(error("-T nan").contains("positive"));
+        assert!(error("-J out.txt").contains(".json"));
+        assert!(error("-o prod").contains("possible values: sum, avg, max, min, all"));
+        assert!(error("-d double").contains("possible values: float, half, bfloat16, all"));
+        assert!(error("--algorithm ring").contains("there are one-shot, two-shot"));
+        assert!(error("-a 4").contains("possible values: 0, 1, 2, 3"));
+        assert!(error("-e 8T").contains("'T'"));
+    }
+
+    #[test]
+    fn lists_have_no_doubles() {
+        let config = config("-d f16,all -o min,all").unwrap();
+        assert_eq!(config.dtypes, [DType::F16, DType::F32, DType::BF16]);
+        assert_eq!(config.ops, [ReduceOp::Min, ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max]);
+    }
+
+    #[test]
+    fn the_mode_is_graph_unless_said_otherwise() {
+        let modes = |flags| parse(flags).unwrap().modes();
+        assert_eq!(modes("").unwrap(), Modes { modes: vec![Mode::Graph], replays: 10 });
+        assert_eq!(modes("-G 3").unwrap(), Modes { modes: vec![Mode::Graph], replays: 3 });
+        assert_eq!(modes("-G 0").unwrap().modes, [Mode::Queued]);
+        assert_eq!(
+            modes("--timing synchronized,queued,graph").unwrap().modes,
+            [Mode::Synchronized, Mode::Queued, Mode::Graph]
+        );
+        assert!(modes("--timing graph -G 0").is_err());
+        assert!(modes("--timing queued -G 5").is_err());
+    }
+
+    #[test]
+    fn help_says_what_busbw_is_not() {
+        let help = <Perf as clap::CommandFactory>::command().render_long_help().to_string();
+        assert!(help.contains("2(n-1)/n") && help.contains("not measured traffic"), "{help}");
+        assert!(!help.contains("inject"));
+    }
+}

@@ -1,0 +1,130 @@
+//! From many times to a few.
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// Which rank's time counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Combine {
+    Rank0,
+    Mean,
+    Min,
+    Max,
+}
+
+impl ValueEnum for Combine {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Combine::Rank0, Combine::Mean, Combine::Min, Combine::Max]
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        let (number, name, help) = match self {
+            Combine::Rank0 => ("0", "rank0", "rank 0's"),
+            Combine::Mean => ("1", "mean", "the mean of all ranks"),
+            Combine::Min => ("2", "min", "the fastest rank's"),
+            Combine::Max => ("3", "max", "the slowest rank's"),
+        };
+        Some(clap::builder::PossibleValue::new(number).alias(name).help(help))
+    }
+}
+
+impl Combine {
+    /// One number of one per rank; there is at least one.
+    pub(crate) fn of(self, ranks: impl Iterator<Item = f64> + Clone) -> f64 {
+        match self {
+            Combine::Rank0 => ranks.clone().next().unwrap_or(0.0),
+            Combine::Mean => {
+                let count = ranks.clone().count();
+                ranks.sum::<f64>() / count as f64
+            }
+            Combine::Min => ranks.fold(f64::INFINITY, f64::min),
+            Combine::Max => ranks.fold(0.0, f64::max),
+        }
+    }
+
+    pub(crate) fn describe(self) -> &'static str {
+        match self {
+            Combine::Rank0 => "rank 0",
+            Combine::Mean => "mean over ranks",
+            Combine::Min => "min over ranks",
+            Combine::Max => "max over ranks",
+        }
+    }
+}
+
+/// How samples spread. Percentiles are by nearest rank: each is one of the samples.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) samples: usize,
+    pub(crate) min_us: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p95_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) max_us: f64,
+    pub(crate) mean_us: f64,
+    /// Standard deviation over mean, in percent; 0 for one sample.
+    pub(crate) cv_percent: f64,
+}
+
+impl Spread {
+    /// `None` where there is no sample.
+    pub(crate) fn of(samples: &[f64]) -> Option<Self> {
+        let mut sorted = samples.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (&min_us, &max_us) = (sorted.first()?, sorted.last()?);
+        let count = sorted.len() as f64;
+        let mean_us = sorted.iter().sum::<f64>() / count;
+        let variance = sorted.iter().map(|sample| (sample - mean_us).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
+        let percentile = |percent: f64| sorted[((percent / 100.0 * count).ceil() as usize).max(1) - 1];
+        Some(Spread {
+            samples: sorted.len(),
+            min_us,
+            p50_us: percentile(50.0),
+            p95_us: percentile(95.0),
+            p99_us: percentile(99.0),
+            max_us,
+            mean_us,
+            cv_percent: if mean_us > 0.0 { variance.sqrt() / mean_us * 100.0 } else { 0.0 },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_samples() {
+        let samples: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        let spread = Spread::of(&samples).unwrap();
+        assert_eq!(
+            (spread.min_us, spread.p50_us, spread.p95_us, spread.p99_us, spread.max_us),
+            (1.0, 50.0, 95.0, 99.0, 100.0)
+        );
+        assert_eq!((spread.samples, spread.mean_us), (100, 50.5));
+    }
+
+    #[test]
+    fn few_samples_have_percentiles_too() {
+        let one = Spread::of(&[3.0]).unwrap();
+        assert_eq!((one.min_us, one.p50_us, one.p99_us, one.max_us, one.cv_percent), (3.0, 3.0, 3.0, 3.0, 0.0));
+        let three = Spread::of(&[1.0, 9.0, 2.0]).unwrap();
+        assert_eq!((three.p50_us, three.p95_us), (2.0, 9.0));
+        assert_eq!(Spread::of(&[]), None);
+    }
+
+    #[test]
+    fn the_spread_is_the_sample_deviation_over_the_mean() {
+        // Deviations ±1 around 10: variance 2 / (2 − 1).
+        let spread = Spread::of(&[9.0, 11.0]).unwrap();
+        assert!((spread.cv_percent - 2f64.sqrt() * 10.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn ranks_are_combined_as_asked() {
+        let ranks = [2.0, 1.0, 6.0];
+        let by = |combine: Combine| combine.of(ranks.iter().copied());
+        assert_eq!([by(Combine::Rank0), by(Combine::Mean), by(Combine::Min), by(Combine::Max)], [2.0, 3.0, 1.0, 6.0]);
+    }
+}
