@@ -3,9 +3,13 @@
 mod communicator;
 mod exchange;
 mod group;
+#[cfg(all(test, loom))]
+mod loom_rounds;
 mod priors;
 mod reduce;
 mod segment;
+#[cfg(all(test, shuttle))]
+mod shuttle_rounds;
 mod sync;
 mod wait;
 
