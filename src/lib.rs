@@ -45,3 +45,8 @@ pub use error::{Error, Phase, Result};
 pub use op::ReduceOp;
 pub use options::Options;
 pub use protocol::plan::{Algorithm, Plan};
+
+/// Runs the examples of the README with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
