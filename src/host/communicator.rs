@@ -57,6 +57,12 @@ impl Communicator {
         Ok(Communicator::of_group(group, options))
     }
 
+    /// Takes this algorithm from now on. All ranks must, before the same call.
+    #[cfg(test)]
+    pub(super) fn force(&mut self, algorithm: crate::Algorithm) {
+        self.options.algorithm = Some(algorithm);
+    }
+
     fn of_group(group: Group, options: &Options) -> Vec<Communicator> {
         let world = group.layout.world;
         let group = Arc::new(group);
@@ -227,4 +233,40 @@ fn layout(world: usize, options: &Options) -> Result<Layout> {
     let unsupported = || Error::UnsupportedWorld { world, backend: "the host backend", most: MAX_RANKS as usize };
     let ranks = u32::try_from(world).ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks)).ok_or_else(unsupported)?;
     Layout::new(ranks, BLOCKS, options.staging_bytes.unwrap_or(STAGING_BYTES))
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::Algorithm;
+
+    /// Field case A05 (lightseekorg/tokenspeed#351): algorithms that shared a counter drifted apart when they alternated.
+    #[test]
+    fn algorithms_may_alternate_and_the_epochs_stay_equal() {
+        for (world, calls) in [(2, 10_000), (4, 2_000)] {
+            let options = Options::default().staging_bytes(world * 2 * 256);
+            let rank = |mut communicator: Communicator| {
+                for call in 0..calls {
+                    // Every algorithm follows every other, in strict alternation first.
+                    let index = if call < calls / 2 { call % 2 } else { (call / 4 + call * (call / 16 % 4)) % 4 };
+                    communicator.force(Algorithm::ALL[index]);
+                    let count = 1 + call % 300;
+                    let value = |rank: usize, index: usize| ((call + rank * 3 + index) % 64) as f32;
+                    let mut buffer: Vec<_> = (0..count).map(|index| value(communicator.rank(), index)).collect();
+                    communicator.all_reduce_in_place(&mut buffer, ReduceOp::Sum).unwrap();
+                    for (index, &sum) in buffer.iter().enumerate() {
+                        assert_eq!(sum, (0..world).map(|rank| value(rank, index)).sum(), "call {call}, {index}");
+                    }
+                }
+                communicator.epochs()
+            };
+            let epochs: Vec<_> = std::thread::scope(|scope| {
+                let ranks = Communicator::local(world, &options).unwrap();
+                let threads: Vec<_> = ranks.into_iter().map(|each| scope.spawn(move || rank(each))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert!(epochs.iter().all(|epoch| *epoch == epochs[0]), "{epochs:?}");
+            assert!(epochs[0][0] > calls as u32);
+        }
+    }
 }

@@ -255,3 +255,113 @@ unsafe fn store<V: Vector, T: Element>(vector: V, to: *mut T) {
         }
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+
+    fn reduced<T: Element>(isa: Isa, op: ReduceOp, sources: &[Vec<T>]) -> Vec<T> {
+        let mut to = vec![T::from_f32(7.0); sources[0].len()];
+        let pointers: Vec<_> = sources.iter().map(|source| source.as_ptr().cast()).collect();
+        // SAFETY: `isa` is available, and all vectors have the first one's length.
+        unsafe { reduce::<T>(isa, op, &pointers, to.as_mut_ptr().cast(), to.len()) };
+        to
+    }
+
+    /// The bits of the elements.
+    fn bits<T: Element>(values: &[T]) -> Vec<u32> {
+        let bits = |&value: &T| match T::DTYPE {
+            // SAFETY: T has the size of its DTYPE, and no padding.
+            DType::F32 => unsafe { std::mem::transmute_copy::<T, u32>(&value) },
+            // SAFETY: as above.
+            DType::F16 | DType::BF16 => unsafe { std::mem::transmute_copy::<T, u16>(&value) }.into(),
+        };
+        values.iter().map(bits).collect()
+    }
+
+    /// Bits of all kinds: every exponent, both signs, with fractions that include all ends and ties.
+    fn patterns(count: usize, seed: u32) -> impl Iterator<Item = u32> {
+        let ends = [0, 1, 0x7fff, 0x8000, 0x8001, 0x0fff, 0x1000, 0x1001, 0x7f_ffff, 0x40_0000, 0x3f_8000, 0x01_8000];
+        let mut state = seed;
+        (0..count).map(move |index| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            if index % 2 == 0 { state & 0xff80_0000 | ends[(state >> 9) as usize % ends.len()] } else { state }
+        })
+    }
+
+    #[test]
+    fn all_vectors_give_the_same_bits() {
+        fn all<T: Element>(of_bits: impl Fn(u32) -> T) {
+            for world in [2, 3, 8] {
+                // Lengths around every step of the loops, and one with many patterns.
+                for count in (0..70).chain([100_003]) {
+                    let sources: Vec<Vec<T>> = (0..world)
+                        .map(|rank| patterns(count, rank * 77 + count as u32).map(&of_bits).collect())
+                        .collect();
+                    for op in ReduceOp::ALL {
+                        let expected = bits(&reduced(Isa::Portable, op, &sources));
+                        for isa in Isa::available() {
+                            let result = bits(&reduced(isa, op, &sources));
+                            assert!(result == expected, "{op} of {world} times {count} of {} by {isa:?}", T::DTYPE);
+                        }
+                    }
+                }
+            }
+        }
+        all(f32::from_bits);
+        all(|bits| f16::from_bits((bits >> 16) as u16));
+        all(|bits| bf16::from_bits((bits >> 16) as u16));
+    }
+
+    /// Every 16-bit number survives the way to f32 and back; NaNs become the canonical one.
+    #[test]
+    fn conversions_there_and_back_change_nothing_but_nans() {
+        fn all<T: Element>(of_bits: fn(u16) -> T, nan: u32) {
+            let values: Vec<T> = (0..=u16::MAX).map(of_bits).collect();
+            let expected: Vec<u32> = values
+                .iter()
+                .zip(0u32..)
+                .map(|(value, bits)| if value.to_f32().is_nan() { nan } else { bits })
+                .collect();
+            for isa in Isa::available() {
+                assert_eq!(bits(&reduced(isa, ReduceOp::Sum, &[values.clone()])), expected, "{isa:?}");
+            }
+        }
+        all(f16::from_bits, 0x7e00);
+        all(bf16::from_bits, 0x7fc0);
+    }
+
+    /// The stores round as `half` does, on ties, carries, overflows and subnormals. A NaN is `half`'s of the canonical one.
+    #[test]
+    fn stores_round_as_half_does() {
+        fn store_all<V: Vector, const N: usize>(from: &[f32; N]) -> ([u16; N], [u16; N]) {
+            assert_eq!(V::LANES, N);
+            let (mut halves, mut brains) = ([0; N], [0; N]);
+            // SAFETY: the arrays hold as many lanes; the callers checked that the instructions are there.
+            unsafe {
+                let vector = V::load_f32(from.as_ptr()).canonical();
+                vector.store_f16(halves.as_mut_ptr());
+                vector.store_bf16(brains.as_mut_ptr());
+            }
+            (halves, brains)
+        }
+        let values: Vec<f32> = patterns(1 << 20, 1).map(f32::from_bits).collect();
+        for lanes in values.chunks_exact(8) {
+            let lanes: [f32; 8] = lanes.try_into().unwrap();
+            let canonical = lanes.map(|value| if value.is_nan() { f32::NAN } else { value });
+            let halves = canonical.map(|value| f16::from_f32(value).to_bits());
+            let brains = canonical.map(|value| bf16::from_f32(value).to_bits());
+            for lane in 0..8 {
+                let stored = store_all::<f32, 1>(&[lanes[lane]]);
+                assert_eq!(stored, ([halves[lane]], [brains[lane]]), "{:#x}", lanes[lane].to_bits());
+            }
+            #[cfg(target_arch = "x86_64")]
+            if Isa::available().any(|isa| isa == Isa::Avx2) {
+                use std::arch::x86_64::__m256;
+                assert_eq!(store_all::<__m256, 8>(&lanes), (halves, brains), "{lanes:?}");
+            }
+        }
+    }
+}
