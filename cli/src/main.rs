@@ -2,7 +2,7 @@
 
 mod perf;
 
-use std::process::ExitCode;
+use std::{io, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
@@ -29,7 +29,11 @@ fn main() -> ExitCode {
         Action::Perf(arguments) => perf::run(&arguments),
     };
     outcome.unwrap_or_else(|error| {
-        eprintln!("peersum: error: {error:#}");
+        let nobody_reads =
+            error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe);
+        if !nobody_reads {
+            eprintln!("peersum: error: {error:#}");
+        }
         ExitCode::from(CANNOT_RUN)
     })
 }

@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -119,8 +119,8 @@ struct PlanRecord {
 pub(crate) struct TableRecord {
     pub(crate) timing: Mode,
     pub(crate) average_busbw_gb_per_s: Option<f64>,
-    /// Records with a wrong element.
-    pub(crate) wrong_tests: usize,
+    /// Records with a wrong element; null where nothing was checked.
+    pub(crate) wrong_tests: Option<usize>,
 }
 
 impl Report {
@@ -180,15 +180,22 @@ impl Report {
         self.passed
     }
 
-    /// Replaces the file at once: a reader sees the old one or the new one, whole.
-    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+    /// Writes the file as far as it is, so that a place that can't be written to shows before anything is measured.
+    ///
+    /// It is written beside and then renamed: a reader sees the old report or the new one, whole.
+    pub(crate) fn write_beside(&self, path: &Path) -> Result<PathBuf> {
         let mut text = serde_json::to_string_pretty(self)?;
         text.push('\n');
         let mut beside = path.as_os_str().to_owned();
         beside.push(".partial");
-        fs::write(&beside, text)
-            .and_then(|()| fs::rename(&beside, path))
-            .with_context(|| format!("can't write {}", path.display()))
+        fs::write(&beside, text).with_context(|| format!("can't write {}", path.display()))?;
+        Ok(beside.into())
+    }
+
+    /// Replaces the file.
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        let beside = self.write_beside(path)?;
+        fs::rename(beside, path).with_context(|| format!("can't write {}", path.display()))
     }
 }
 
@@ -205,9 +212,7 @@ impl Record {
         let world = timings.len();
         let time_us = combine.of(timings.iter().map(|timing| timing.time_us));
         let algbw = bandwidth::algorithm(case.bytes(), time_us);
-        let samples: Vec<f64> = (0..timings[0].samples_us.len())
-            .map(|sample| combine.of(timings.iter().map(move |timing| timing.samples_us[sample])))
-            .collect();
+        let samples = combine.samples(timings);
         Record {
             bytes: case.bytes(),
             count: case.count,
@@ -338,6 +343,7 @@ mod tests {
         assert_eq!(json["algbw_gb_per_s"], 104.8576);
         assert_eq!(json["busbw_gb_per_s"], 104.8576);
         assert_eq!((&json["placement"], &json["timing"]), (&"in_place".into(), &"graph".into()));
+        // Of the slowest rank, like the time.
         assert_eq!((&json["spread"]["samples"], &json["spread"]["max_us"]), (&2.into(), &12.0.into()));
     }
 

@@ -3,6 +3,8 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
+use super::measure::Timing;
+
 /// Which rank's time counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -41,6 +43,23 @@ impl Combine {
             Combine::Min => ranks.fold(f64::INFINITY, f64::min),
             Combine::Max => ranks.fold(0.0, f64::max),
         }
+    }
+
+    /// The samples of the rank whose time counts, so that they belong to the time; of all ranks, for the mean.
+    pub(crate) fn samples(self, ranks: &[Timing]) -> Vec<f64> {
+        let by_time = |a: &&Timing, b: &&Timing| a.time_us.total_cmp(&b.time_us);
+        let one = match self {
+            Combine::Rank0 => ranks.first(),
+            Combine::Min => ranks.iter().min_by(by_time),
+            Combine::Max => ranks.iter().max_by(by_time),
+            Combine::Mean => {
+                let count = ranks.iter().map(|rank| rank.samples_us.len()).min().unwrap_or(0);
+                let mean =
+                    |sample: usize| ranks.iter().map(|rank| rank.samples_us[sample]).sum::<f64>() / ranks.len() as f64;
+                return (0..count).map(mean).collect();
+            }
+        };
+        one.map(|rank| rank.samples_us.clone()).unwrap_or_default()
     }
 
     pub(crate) fn describe(self) -> &'static str {
@@ -119,6 +138,20 @@ mod tests {
         // Deviations ±1 around 10: variance 2 / (2 − 1).
         let spread = Spread::of(&[9.0, 11.0]).unwrap();
         assert!((spread.cv_percent - 2f64.sqrt() * 10.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn samples_are_of_the_rank_whose_time_counts() {
+        let rank = |samples: [f64; 2]| Timing {
+            time_us: samples.iter().sum::<f64>() / 2.0,
+            wall_us: 0.0,
+            samples_us: samples.to_vec(),
+        };
+        let ranks = [rank([2.0, 4.0]), rank([1.0, 3.0]), rank([3.0, 5.0])];
+        assert_eq!(Combine::Rank0.samples(&ranks), [2.0, 4.0]);
+        assert_eq!(Combine::Min.samples(&ranks), [1.0, 3.0]);
+        assert_eq!(Combine::Max.samples(&ranks), [3.0, 5.0]);
+        assert_eq!(Combine::Mean.samples(&ranks), [2.0, 4.0]);
     }
 
     #[test]

@@ -90,10 +90,15 @@ pub(crate) fn half(out: &mut impl Write, half: &Half, per_iteration: bool) -> io
     Ok(())
 }
 
-/// The lines under the table. `wrong_tests` counts halves of rows with a wrong element, as nccl-tests does.
-pub(crate) fn footer(out: &mut impl Write, wrong_tests: usize, average_busbw: Option<f64>) -> io::Result<()> {
-    let verdict = if wrong_tests == 0 { "OK" } else { "FAILED" };
-    writeln!(out, "# {:<20} : {wrong_tests} {verdict}", "Out of bounds values")?;
+/// The lines under the table. `wrong_tests` counts halves of rows with a wrong element, as nccl-tests does; `None` is
+/// of a table that was not checked.
+pub(crate) fn footer(out: &mut impl Write, wrong_tests: Option<usize>, average_busbw: Option<f64>) -> io::Result<()> {
+    let verdict = match wrong_tests {
+        Some(0) => "0 OK".to_owned(),
+        Some(count) => format!("{count} FAILED"),
+        None => "N/A (not checked)".to_owned(),
+    };
+    writeln!(out, "# {:<20} : {verdict}", "Out of bounds values")?;
     let average = average_busbw.map_or_else(|| "N/A".to_owned(), general);
     writeln!(out, "# {:<20} : {average} ", "Avg bus bandwidth")
 }
@@ -215,13 +220,14 @@ mod tests {
     #[test]
     fn the_footer_is_nccl_tests_own() {
         assert_eq!(
-            text(|out| footer(out, 0, Some(122.7309))),
+            text(|out| footer(out, Some(0), Some(122.7309))),
             "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 122.731 \n"
         );
         assert_eq!(
-            text(|out| footer(out, 2, None)),
+            text(|out| footer(out, Some(2), None)),
             "# Out of bounds values : 2 FAILED\n# Avg bus bandwidth    : N/A \n"
         );
+        assert!(text(|out| footer(out, None, None)).starts_with("# Out of bounds values : N/A (not checked)\n"));
     }
 
     #[test]

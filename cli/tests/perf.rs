@@ -1,0 +1,247 @@
+//! `peersum perf` from the outside, on the host backend.
+
+use std::{
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+
+fn perf(flags: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_peersum"))
+        .arg("perf")
+        .args(flags.split_whitespace())
+        .output()
+        .expect("the command starts")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("the table is UTF-8")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("errors are UTF-8")
+}
+
+/// The lines that are not comments, in columns.
+fn rows(output: &Output) -> Vec<Vec<String>> {
+    stdout(output)
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.split_whitespace().map(str::to_owned).collect())
+        .collect()
+}
+
+fn report(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).expect("the report is there")).expect("the report is JSON")
+}
+
+#[test]
+fn every_type_and_reduction_is_right_on_any_number_of_ranks() {
+    for ranks in [1, 2, 3, 5] {
+        let output = perf(&format!("--backend host -g {ranks} -b 2 -e 20K -f 20 -n 3 -d all -o all"));
+        assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+        let rows = rows(&output);
+        // 2, 40, 800 and 16000 bytes of three types and four reductions.
+        assert_eq!(rows.len(), 4 * 3 * 4);
+        for row in rows {
+            assert_eq!(row.len(), 13);
+            assert_eq!((row[8].as_str(), row[12].as_str()), ("0", "0"), "{row:?}");
+            assert_eq!(row[7] == "N/A", ranks == 1, "{row:?}");
+        }
+        assert!(stdout(&output).contains("# Out of bounds values : 0 OK\n"));
+    }
+}
+
+#[test]
+fn unaligned_buffers_and_messages_beyond_the_staging_are_right() {
+    for flags in ["-u 1", "-u 3 --staging 4K", "--staging 4K --algorithm two-shot"] {
+        let output = perf(&format!("--backend host -g 3 -b 1002 -e 70K -f 7 -n 3 -d float,bf16 {flags}"));
+        assert!(output.status.success(), "{flags}: {}{}", stdout(&output), stderr(&output));
+    }
+}
+
+#[test]
+fn the_table_says_what_was_measured_and_how() {
+    let output = perf("--backend host -g 2 -e 4K -n 2");
+    let text = stdout(&output);
+    for line in [
+        "# nRanks 2 minBytes 1024 maxBytes 4096 step: 4(factor) warmup iters: 5 iters: 2 validation: 1 graph: 0 unalign: 0",
+        "# Backend: host, a thread for each rank",
+        "# Timing: blocking calls, by the host's clock; 2 calls; max over ranks",
+        "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong ",
+    ] {
+        assert!(text.lines().any(|printed| printed == line), "{line}\nis not in\n{text}");
+    }
+    assert!(text.contains("#  Rank  1 Group  0 Pid "));
+    assert!(text.contains("# Plan: 1K to 4K: ") || text.contains("# Plan: 1K: "), "{text}");
+    assert_eq!(stderr(&output), "", "nothing but the table, and that in a pipe without a bar");
+    let row = text.lines().find(|line| !line.starts_with('#')).expect("a row");
+    assert!(row.starts_with("        1024           256     float     sum      -1  "), "{row}");
+}
+
+#[test]
+fn without_a_gpu_the_host_runs_and_says_why() {
+    let hide_gpus = |backend: &str| {
+        Command::new(env!("CARGO_BIN_EXE_peersum"))
+            .args(["perf", "-g", "2", "-e", "1K", "-n", "1", "--backend", backend])
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .output()
+            .expect("the command starts")
+    };
+    let auto = hide_gpus("auto");
+    assert!(auto.status.success(), "{}", stderr(&auto));
+    assert!(stdout(&auto).contains("# Backend: host, a thread for each rank. Not GPUs, because "), "{}", stdout(&auto));
+    let cuda = hide_gpus("cuda");
+    assert_eq!(cuda.status.code(), Some(2));
+    assert_eq!(stdout(&cuda), "");
+    let said = stderr(&cuda);
+    assert!(said.starts_with("peersum: error: --backend cuda: ") && said.len() > 50, "{said}");
+}
+
+#[test]
+fn a_flipped_bit_is_counted_told_and_fails_the_run() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("report.json");
+    let output = perf(&format!(
+        "--backend host -g 3 -b 50176 -e 401408 -f 2 -n 2 --inject-fault 2:200704 -J {}",
+        file.display()
+    ));
+    assert_eq!(output.status.code(), Some(1));
+    let wrong: Vec<_> = rows(&output).into_iter().map(|row| [0, 8, 12].map(|column| row[column].clone())).collect();
+    assert_eq!(
+        wrong,
+        [["50176", "0", "0"], ["100352", "0", "0"], ["200704", "1", "0"], ["401408", "0", "0"]]
+            .map(|row| row.map(str::to_owned))
+    );
+    let text = stdout(&output);
+    let told: Vec<_> = text.lines().filter(|line| line.starts_with("# WRONG")).collect();
+    assert_eq!(told.len(), 1);
+    assert!(
+        told[0].starts_with("# WRONG: 200704 B f32 sum out-of-place: 1 element; the first on rank 2, element 25088: "),
+        "{}",
+        told[0]
+    );
+    assert!(text.contains("# Out of bounds values : 1 FAILED\n"));
+
+    let report = report(&file);
+    assert_eq!(report["passed"], false);
+    let failed: Vec<_> =
+        report["results"].as_array().expect("records").iter().filter(|record| record["wrong_elements"] != 0).collect();
+    assert_eq!(failed.len(), 1);
+    assert_eq!((&failed[0]["bytes"], &failed[0]["placement"]), (&200_704.into(), &"out_of_place".into()));
+    let first = &failed[0]["first_wrong"];
+    assert_eq!((&first["rank"], &first["index"]), (&2.into(), &25088.into()));
+    assert_ne!(first["expected_bits"], first["got_bits"]);
+}
+
+#[test]
+fn the_report_holds_a_record_for_each_size_type_reduction_and_placement() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("a, \"quoted\" name.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_peersum"))
+        .args(["perf", "--backend", "host", "-g", "2", "-e", "4K", "-n", "4", "-d", "f32,f16", "-o", "sum,max", "-J"])
+        .arg(&file)
+        .env("NCCL_DEBUG", "a \"quoted\", value")
+        .env("SOME_PASSWORD", "secret")
+        .output()
+        .expect("the command starts");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let report = report(&file);
+    assert_eq!((&report["schema"], &report["schema_version"]), (&"peersum-perf".into(), &1.into()));
+    assert_eq!((&report["passed"], &report["errors"]), (&true.into(), &serde_json::json!([])));
+    assert_eq!(report["config"]["backend"], "host");
+    assert_eq!(report["config"]["ranks"].as_array().map(Vec::len), Some(2));
+    assert_eq!(report["machine"]["environment"]["NCCL_DEBUG"], "a \"quoted\", value");
+    assert!(!report.to_string().contains("secret"));
+
+    let records = report["results"].as_array().expect("records");
+    assert_eq!(records.len(), 2 * 2 * 2 * 2);
+    for record in records {
+        let number = |field: &str| record[field].as_f64().unwrap_or_else(|| panic!("{field} of {record}"));
+        assert_eq!(record["timing"], "blocking");
+        assert_eq!(number("bytes"), number("count") * if record["dtype"] == "f32" { 4.0 } else { 2.0 });
+        let algbw = number("bytes") / number("time_us") / 1e3;
+        assert!((number("algbw_gb_per_s") - algbw).abs() < 1e-9 * algbw);
+        // 2(n-1)/n is 1 for two ranks.
+        assert_eq!(record["algbw_gb_per_s"], record["busbw_gb_per_s"]);
+        let spread = |field: &str| record["spread"][field].as_f64().expect("a number");
+        assert_eq!(spread("samples"), 4.0);
+        assert!(spread("min_us") <= spread("p50_us") && spread("p50_us") <= spread("p99_us"));
+        assert!((spread("mean_us") - number("time_us")).abs() < 1e-6 * number("time_us"), "{record}");
+        assert!(record["plan"]["algorithm"].is_string());
+        assert_eq!(record["wrong_elements"], 0);
+    }
+    assert!(!directory.path().join("a, \"quoted\" name.json.partial").exists());
+}
+
+#[test]
+fn what_has_no_meaning_is_not_a_number() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("report.json");
+    let output = perf(&format!("--backend host -g 1 -e 1K -c 0 -n 2 -J {}", file.display()));
+    assert!(output.status.success());
+    let row = &rows(&output)[0];
+    assert_eq!([7, 8, 11, 12].map(|column| row[column].as_str()), ["N/A"; 4]);
+    assert!(stdout(&output).contains("# Out of bounds values : N/A (not checked)\n# Avg bus bandwidth    : N/A \n"));
+    let record = &report(&file)["results"][0];
+    assert!(record["busbw_gb_per_s"].is_null() && record["wrong_elements"].is_null());
+}
+
+#[test]
+fn the_divisor_is_the_number_of_calls() {
+    // One call of 4 MiB takes long enough for the clock: 1 and 8 calls must agree about it within a factor of 4.
+    let time = |iterations: u32| {
+        let output = perf(&format!("--backend host -g 2 -b 4M -e 4M -c 0 -n {iterations}"));
+        rows(&output)[0][5].parse::<f64>().expect("a time")
+    };
+    let (one, many) = (time(1), time(8));
+    assert!(many < one * 4.0 && one < many * 4.0, "{one} {many}");
+}
+
+#[test]
+fn what_can_not_run_is_said_before_anything_is_measured() {
+    for (flags, says) in [
+        ("-b 2M -e 1M", "the first size (-b 2M) is greater than the last (-e 1M)"),
+        ("-n 0", "-n 0"),
+        ("-o prod", "sum, avg, max, min, all"),
+        ("-d double", "float, half, bfloat16, all"),
+        ("--algorithm ring", "one-shot, two-shot"),
+        ("--backend host --blocks 100000 -e 1K", "100000 blocks"),
+        ("--backend host -G 5", "--cudagraph"),
+        ("--backend host --devices 0", "--devices"),
+        ("--backend host --threads 64", "--threads"),
+        ("--backend host -g 100000", "100000"),
+        ("--backend host -J out.txt", ".json"),
+        ("--backend host -e 1K -J /nowhere/at/all.json", "/nowhere/at/all.json"),
+        ("--backend host -T 0", "-T 0"),
+        ("-x 3", "-x"),
+    ] {
+        let output = perf(flags);
+        assert_eq!(output.status.code(), Some(2), "{flags}: {}{}", stdout(&output), stderr(&output));
+        assert!(stderr(&output).contains(says), "{flags}: {}", stderr(&output));
+        assert_eq!(stdout(&output), "", "{flags}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_is_no_panic() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_peersum"))
+        .args(["perf", "--backend", "host", "-g", "2", "-e", "4K", "-n", "2"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("the command ends");
+    assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
+}
+
+#[test]
+fn help_explains_the_bandwidths() {
+    let output = perf("--help");
+    assert!(output.status.success());
+    for words in ["2(n-1)/n", "not measured traffic", "1 GB = 10^9 bytes", "--cudagraph", "--output_file"] {
+        assert!(stdout(&output).contains(words), "{words}");
+    }
+}
