@@ -2,7 +2,10 @@
 
 use std::{sync::OnceLock, time::Duration};
 
-use super::{segment::Segment, sync::Ordering};
+use super::{
+    segment::Segment,
+    sync::{Memory, Ordering},
+};
 use crate::{
     Error, Options, Result,
     protocol::{bindings::PEERSUM_ABORT_BY_HOST, call, layout::Layout},
@@ -21,6 +24,7 @@ pub(super) struct Group {
 
 impl Group {
     pub(super) fn new(layout: Layout, options: &Options) -> Result<Group> {
+        Memory::check_room(layout.segment_bytes().saturating_mul(layout.world.into()))?;
         let segments = (0..layout.world).map(|_| Segment::new(&layout, options.first_epoch)).collect::<Result<_>>()?;
         Ok(Group {
             layout,

@@ -1,6 +1,9 @@
 //! A segment's memory as it ships: a shared mapping.
 
-use std::ptr::{self, NonNull};
+use std::{
+    fs as files,
+    ptr::{self, NonNull},
+};
 
 use rustix::{
     fs::{self, FallocateFlags, MemfdFlags},
@@ -65,6 +68,21 @@ impl Memory {
             reason: "the kernel mapped it at address 0".into(),
         })?;
         Ok(Memory { base, bytes })
+    }
+
+    /// Whether the machine has room for segments of so many bytes together.
+    ///
+    /// The system would reserve page after page until it has none left, and then end processes of its choice; so a group
+    /// asks first. Nobody can say what others take meanwhile: this catches what could never fit.
+    pub(in crate::host) fn check_room(bytes: u64) -> Result<()> {
+        let text = files::read_to_string("/proc/meminfo").unwrap_or_default();
+        match available_bytes(&text) {
+            Some(available) if bytes > available => Err(Error::System {
+                call: "reserving memory for the segments",
+                reason: format!("{bytes} bytes are wanted and {available} available; lower staging_bytes"),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Bytes of the mapping.
@@ -140,6 +158,48 @@ impl Drop for Memory {
     }
 }
 
+/// What /proc/meminfo says can be had without swapping.
+fn available_bytes(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// What is being read in place. The models keep account of it; here it is nothing.
 #[derive(Debug, Default)]
 pub(in crate::host) struct Held;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_the_machine_has_is_an_error_before_a_page_is_taken() {
+        Memory::check_room(1 << 20).unwrap();
+        let error = Memory::check_room(1 << 60).unwrap_err();
+        assert!(matches!(error, Error::System { .. }), "{error}");
+    }
+
+    #[test]
+    fn the_available_memory_is_read() {
+        let meminfo =
+            "MemTotal:       24539000 kB\nMemFree:          100 kB\nMemAvailable:   12345678 kB\nBuffers: 1 kB\n";
+        assert_eq!(available_bytes(meminfo), Some(12_345_678 * 1024));
+        assert_eq!(available_bytes("MemTotal: 1 kB\n"), None);
+        assert_eq!(available_bytes(""), None);
+    }
+
+    #[test]
+    fn memory_is_zeroed_whole_pages_and_refuses_what_lies_outside() {
+        let layout = Layout::new(2, 1, 4 * 128).unwrap();
+        let memory = Memory::new(&layout).unwrap();
+        assert_eq!(memory.bytes() % param::page_size(), 0);
+        let mut bytes = vec![1u8; memory.bytes()];
+        // SAFETY: the vector has that many bytes, and no other thread is here.
+        unsafe { memory.copy_out(0, bytes.as_mut_ptr(), bytes.len()) };
+        assert!(bytes.iter().all(|&byte| byte == 0));
+        for offset in [memory.bytes() as u64 - 4, u64::MAX - 3] {
+            let outside = std::panic::AssertUnwindSafe(|| memory.word_64(offset));
+            assert!(std::panic::catch_unwind(outside).is_err(), "{offset}");
+        }
+    }
+}
