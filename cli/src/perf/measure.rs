@@ -285,3 +285,178 @@ impl<T: Datum> Parts<T> {
 pub(crate) fn of_rank(rank: usize) -> impl Fn(peersum::Error) -> anyhow::Error {
     move |error| anyhow!("rank {rank}: {error}")
 }
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+    use peersum::{DType, ReduceOp};
+
+    use super::*;
+
+    /// What a rank does wrong.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Flaw {
+        None,
+        /// Does not write the output of a call that is checked.
+        NoOutput,
+        /// Writes the element after the output of a call that is checked.
+        WritesBeyond,
+        /// Spoils the last of the timed calls, and no other.
+        LastTimed,
+        /// Fails before it comes to the barrier.
+        Fails,
+    }
+
+    /// A rank that copies: right in a group of one.
+    struct Copier {
+        rank: usize,
+        flaw: Flaw,
+        geometry: Geometry,
+        send: Vec<f32>,
+        receive: Vec<f32>,
+    }
+
+    impl Copier {
+        fn copy(&mut self, call: &Call, number: usize) -> Range<usize> {
+            let tensor = self.geometry.tensor(call.case.count, number);
+            if call.placement == Placement::OutOfPlace {
+                self.receive[tensor.clone()].copy_from_slice(&self.send[tensor.clone()]);
+            }
+            tensor
+        }
+    }
+
+    impl Rank<f32> for Copier {
+        fn rank(&self) -> usize {
+            self.rank
+        }
+
+        fn write(&mut self, buffer: Buffer, first: usize, values: &[f32]) -> Result<()> {
+            let buffer = if buffer == Buffer::Send { &mut self.send } else { &mut self.receive };
+            buffer[first..first + values.len()].copy_from_slice(values);
+            Ok(())
+        }
+
+        fn poison(&mut self, range: Range<usize>) -> Result<()> {
+            self.receive[range].fill(f32::POISON);
+            Ok(())
+        }
+
+        fn read(&mut self, range: Range<usize>) -> Result<Cow<'_, [f32]>> {
+            Ok(Cow::Borrowed(&self.receive[range]))
+        }
+
+        fn prepare(&mut self, _call: &Call) -> Result<()> {
+            Ok(())
+        }
+
+        fn call(&mut self, call: &Call) -> Result<()> {
+            if self.flaw == Flaw::NoOutput {
+                return Ok(());
+            }
+            let tensor = self.copy(call, 0);
+            if self.flaw == Flaw::WritesBeyond {
+                self.receive[tensor.end] = 1.0;
+            }
+            Ok(())
+        }
+
+        fn time(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+            if self.flaw == Flaw::Fails {
+                bail!("rank {} has a reason", self.rank);
+            }
+            barrier.wait()?;
+            for number in 0..schedule.calls() {
+                let tensor = self.copy(call, number);
+                if self.flaw == Flaw::LastTimed && number + 1 == schedule.calls() {
+                    self.receive[tensor.end - 1] = f32::POISON;
+                }
+            }
+            Ok(Timing::default())
+        }
+    }
+
+    const COUNT: usize = 100;
+
+    fn run(flaws: &[Flaw], placement: Placement, checks: usize, fault: Option<Fault>) -> Result<Outcome> {
+        let geometry = Geometry::new::<f32>(1000, 1);
+        let mut ranks: Vec<_> = flaws
+            .iter()
+            .enumerate()
+            .map(|(rank, &flaw)| Copier {
+                rank,
+                flaw,
+                geometry,
+                send: vec![0.0; geometry.len()],
+                receive: vec![0.0; geometry.len()],
+            })
+            .collect();
+        fill(&mut ranks, &geometry)?;
+        let case = Case { count: COUNT, dtype: DType::F32, op: ReduceOp::Sum };
+        let job = Job {
+            call: Call { case, placement, mode: Mode::Blocking },
+            schedule: Schedule { iterations: 11, warmup: 0, replays: 1, per_iteration: false },
+            geometry,
+            checks,
+            fault,
+        };
+        // Twice: what a check leaves must not disturb the next.
+        measure(&mut ranks, &job)?;
+        measure(&mut ranks, &job)
+    }
+
+    fn wrong(flaw: Flaw, placement: Placement, checks: usize) -> u64 {
+        run(&[flaw], placement, checks, None).unwrap().wrong.unwrap().elements
+    }
+
+    #[test]
+    fn a_right_rank_has_no_wrong_element() {
+        assert_eq!(wrong(Flaw::None, Placement::OutOfPlace, 3), 0);
+        assert_eq!(wrong(Flaw::None, Placement::InPlace, 3), 0);
+    }
+
+    #[test]
+    fn an_output_that_is_not_written_is_wrong_in_every_element() {
+        // Two patterns a check.
+        assert_eq!(wrong(Flaw::NoOutput, Placement::OutOfPlace, 1), 2 * COUNT as u64);
+        assert_eq!(wrong(Flaw::NoOutput, Placement::OutOfPlace, 3), 6 * COUNT as u64);
+    }
+
+    #[test]
+    fn a_write_beyond_the_output_is_wrong() {
+        for placement in [Placement::OutOfPlace, Placement::InPlace] {
+            let outcome = run(&[Flaw::WritesBeyond], placement, 1, None).unwrap().wrong.unwrap();
+            assert_eq!((outcome.elements, outcome.first.unwrap().index), (2, COUNT as i64));
+        }
+    }
+
+    #[test]
+    fn the_last_timed_call_is_looked_at() {
+        let outcome = run(&[Flaw::LastTimed], Placement::OutOfPlace, 1, None).unwrap().wrong.unwrap();
+        assert_eq!((outcome.elements, outcome.first.unwrap().index), (1, COUNT as i64 - 1));
+    }
+
+    #[test]
+    fn the_fault_is_in_its_rank_size_and_placement_alone() {
+        let count = |placement, rank, bytes| {
+            run(&[Flaw::None], placement, 2, Some(Fault { rank, bytes })).unwrap().wrong.unwrap().elements
+        };
+        assert_eq!(count(Placement::OutOfPlace, 0, COUNT * 4), 1);
+        assert_eq!(count(Placement::InPlace, 0, COUNT * 4), 0);
+        assert_eq!(count(Placement::OutOfPlace, 1, COUNT * 4), 0);
+        assert_eq!(count(Placement::OutOfPlace, 0, COUNT), 0);
+    }
+
+    #[test]
+    fn without_checks_nothing_is_known() {
+        assert_eq!(run(&[Flaw::NoOutput], Placement::OutOfPlace, 0, None).unwrap().wrong, None);
+    }
+
+    #[test]
+    fn the_rank_that_failed_is_told_and_the_others_do_not_wait_for_it() {
+        for flaws in [[Flaw::None, Flaw::Fails], [Flaw::Fails, Flaw::None]] {
+            let error = run(&flaws, Placement::OutOfPlace, 1, None).unwrap_err().to_string();
+            assert!(error.ends_with("has a reason"), "{error}");
+        }
+    }
+}

@@ -57,7 +57,8 @@ impl<G: Group> Session<'_, G> {
                     return Err(error);
                 }
                 let message = format!("{error:#}");
-                output.print(|out| writeln!(out, "\n# ERROR: {message}"))?;
+                output.print(|out| writeln!(out, "# ERROR: {message}"))?;
+                output.progress.suspend(|| eprintln!("peersum: error: {message}"));
                 self.report.errors.push(message);
                 break;
             }
