@@ -16,6 +16,7 @@ use super::{
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Backend {
     Host,
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     Cuda,
 }
 

@@ -63,6 +63,7 @@ pub(crate) struct Schedule {
     /// Launches of the graph; 1 where there is none.
     pub(crate) replays: usize,
     /// Whether each of the queued calls gets an event of its own.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) per_iteration: bool,
 }
 
