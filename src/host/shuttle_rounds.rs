@@ -52,12 +52,12 @@ fn check(world: usize, schedules: usize, fault: Fault) {
 
 #[test]
 fn four_ranks_agree() {
-    check(4, 200, Fault::None);
+    check(4, 1000, Fault::None);
 }
 
 #[test]
 fn eight_ranks_agree() {
-    check(8, 30, Fault::None);
+    check(8, 200, Fault::None);
 }
 
 #[test]
