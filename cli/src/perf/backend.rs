@@ -27,6 +27,8 @@ pub(crate) struct Device {
     pub(crate) ordinal: usize,
     /// PCI address of the GPU.
     pub(crate) pci: Option<String>,
+    /// The core that the rank's thread keeps to, if it keeps to one.
+    pub(crate) core: Option<usize>,
     /// Name of the GPU, or of the CPU.
     pub(crate) name: String,
 }

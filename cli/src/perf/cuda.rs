@@ -50,7 +50,9 @@ impl CudaGroup {
             .collect::<Result<_>>()?;
         let devices = contexts
             .iter()
-            .map(|context| Ok(Device { ordinal: context.ordinal(), pci: Some(pci(context)?), name: name(context)? }))
+            .map(|context| {
+                Ok(Device { ordinal: context.ordinal(), pci: Some(pci(context)?), core: None, name: name(context)? })
+            })
             .collect::<Result<_>>()?;
         Ok(CudaGroup { communicators, contexts, devices })
     }

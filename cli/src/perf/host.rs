@@ -9,6 +9,7 @@ use super::{
     backend::{Device, Group},
     barrier::Barrier,
     case::Placement,
+    cores,
     datum::Datum,
     geometry::{ALIGN_BYTES, Geometry},
     machine,
@@ -24,7 +25,10 @@ pub(crate) struct HostGroup {
 impl HostGroup {
     pub(crate) fn new(world: usize, options: &Options) -> Result<Self> {
         let name = machine::cpu_model();
-        let devices = (0..world).map(|ordinal| Device { ordinal, pci: None, name: name.clone() }).collect();
+        let cores = cores::for_ranks(world);
+        let core = |rank| cores.as_ref().map(|cores| cores[rank]);
+        let devices =
+            (0..world).map(|rank| Device { ordinal: rank, pci: None, core: core(rank), name: name.clone() }).collect();
         Ok(HostGroup { communicators: Communicator::local(world, options)?, devices })
     }
 }
@@ -50,22 +54,29 @@ impl Group for HostGroup {
                 self.communicators.len(),
             );
         }
-        Ok(self.communicators.iter_mut().map(|communicator| HostRank::new(communicator, geometry)).collect())
+        Ok(self
+            .communicators
+            .iter_mut()
+            .zip(&self.devices)
+            .map(|(communicator, device)| HostRank::new(communicator, device.core, geometry))
+            .collect())
     }
 }
 
 /// One rank.
 pub(crate) struct HostRank<'a, T> {
     communicator: &'a mut Communicator,
+    core: Option<usize>,
     send: Aligned<T>,
     receive: Aligned<T>,
     geometry: Geometry,
 }
 
 impl<'a, T: Datum> HostRank<'a, T> {
-    fn new(communicator: &'a mut Communicator, geometry: &Geometry) -> Self {
+    fn new(communicator: &'a mut Communicator, core: Option<usize>, geometry: &Geometry) -> Self {
         HostRank {
             communicator,
+            core,
             send: Aligned::new(geometry.len()),
             receive: Aligned::new(geometry.len()),
             geometry: *geometry,
@@ -87,6 +98,12 @@ impl<'a, T: Datum> HostRank<'a, T> {
 impl<T: Datum> Rank<T> for HostRank<'_, T> {
     fn rank(&self) -> usize {
         self.communicator.rank()
+    }
+
+    fn settle(&self) {
+        if let Some(core) = self.core {
+            cores::keep_to(core);
+        }
     }
 
     fn write(&mut self, buffer: Buffer, first: usize, values: &[T]) -> Result<()> {

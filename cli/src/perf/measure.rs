@@ -26,6 +26,9 @@ pub(crate) enum Buffer {
 pub(crate) trait Rank<T: Datum>: Send {
     fn rank(&self) -> usize;
 
+    /// Comes first on every thread that drives the rank.
+    fn settle(&self) {}
+
     /// Overwrites the elements of a buffer from `first` on.
     fn write(&mut self, buffer: Buffer, first: usize, values: &[T]) -> Result<()>;
 
@@ -151,8 +154,17 @@ fn on_all<T: Datum, R: Rank<T>, O: Send>(
     let barrier = Barrier::new(ranks.len());
     let (barrier, part) = (&barrier, &part);
     let results: Vec<Result<O>> = thread::scope(|scope| {
-        let threads: Vec<_> =
-            ranks.iter_mut().map(|rank| scope.spawn(move || barrier.hold(|| part(rank, barrier)))).collect();
+        let threads: Vec<_> = ranks
+            .iter_mut()
+            .map(|rank| {
+                scope.spawn(move || {
+                    barrier.hold(|| {
+                        rank.settle();
+                        part(rank, barrier)
+                    })
+                })
+            })
+            .collect();
         threads
             .into_iter()
             .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))

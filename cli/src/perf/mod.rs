@@ -7,6 +7,7 @@ mod backend;
 mod bandwidth;
 mod barrier;
 mod case;
+mod cores;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod datum;

@@ -113,7 +113,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", help_heading = "Library", value_parser = clap::value_parser!(u32).range(1..))]
     threads: Option<u32>,
 
-    /// Staging per rank; longer messages go through it in chunks [default: 32M on CUDA, 8M on the host]
+    /// Staging per rank; longer messages go through it in chunks [default: the backend's own]
     #[arg(long, value_name = "SIZE", help_heading = "Library")]
     staging: Option<Size>,
 

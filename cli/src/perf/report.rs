@@ -312,7 +312,7 @@ mod tests {
             multiprocessors: 132,
             memory_bytes: 1 << 37,
         };
-        let device = Device { ordinal: 0, pci: Some("0000:1b:00".into()), name };
+        let device = Device { ordinal: 0, pci: Some("0000:1b:00".into()), core: None, name };
         Report::new(&config, Backend::Cuda, None, &[device], Machine::here(None, vec![gpu]))
     }
 

@@ -125,12 +125,14 @@ impl<G: Group> Session<'_, G> {
             config.unalign,
         )?;
         writeln!(out, "#")?;
-        match (self.backend, &self.instead_of_gpus) {
-            (Backend::Cuda, _) => writeln!(out, "# Backend: CUDA, one process, a thread for each rank")?,
-            (Backend::Host, None) => writeln!(out, "# Backend: host, a thread for each rank")?,
-            (Backend::Host, Some(reason)) => {
-                writeln!(out, "# Backend: host, a thread for each rank. Not GPUs, because {reason}")?;
-            }
+        let threads = match (self.backend, devices.iter().all(|device| device.core.is_some())) {
+            (Backend::Cuda, _) => "CUDA, one process, a thread for each rank",
+            (Backend::Host, true) => "host, a thread for each rank, pinned to a core of its own",
+            (Backend::Host, false) => "host, a thread for each rank, not pinned: there are more ranks than cores",
+        };
+        match &self.instead_of_gpus {
+            None => writeln!(out, "# Backend: {threads}")?,
+            Some(reason) => writeln!(out, "# Backend: {threads}. Not GPUs, because {reason}")?,
         }
         match config.checks {
             0 => writeln!(out, "# Check: off")?,
@@ -140,16 +142,16 @@ impl<G: Group> Session<'_, G> {
         writeln!(out, "#")?;
         writeln!(out, "# Using devices")?;
         for (rank, device) in devices.iter().enumerate() {
-            let (kind, at) = match &device.pci {
-                Some(pci) => ("device", pci.as_str()),
-                None => ("thread", "cpu"),
+            let (kind, number, at) = match (&device.pci, device.core) {
+                (Some(pci), _) => ("device", device.ordinal, pci.as_str()),
+                (None, Some(core)) => ("core", core, "cpu"),
+                (None, None) => ("thread", device.ordinal, "cpu"),
             };
             writeln!(
                 out,
-                "#  Rank {rank:2} Group  0 Pid {:6} on {:>10} {kind} {:2} [{at}] {}",
+                "#  Rank {rank:2} Group  0 Pid {:6} on {:>10} {kind} {number:2} [{at}] {}",
                 std::process::id(),
                 machine::hostname(),
-                device.ordinal,
                 device.name,
             )?;
         }
