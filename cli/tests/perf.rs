@@ -245,3 +245,16 @@ fn help_explains_the_bandwidths() {
         assert!(stdout(&output).contains(words), "{words}");
     }
 }
+
+#[test]
+fn a_run_that_fails_says_so_in_the_table_the_report_and_the_exit_code() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("report.json");
+    // Nobody's machine has the memory.
+    let output = perf(&format!("--backend host -g 2 -b 900G -e 900G -J {}", file.display()));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains("# ERROR: the buffers of 2 ranks need "), "{}", stdout(&output));
+    assert!(stderr(&output).contains("lower -e"));
+    let report = report(&file);
+    assert_eq!((&report["passed"], report["errors"].as_array().map(Vec::len)), (&false.into(), Some(1)));
+}

@@ -294,9 +294,12 @@ impl<T: Datum> Parts<T> {
     }
 }
 
-/// A library's error, with the rank that had it.
+/// A library's error, with the rank that had it, unless the error itself names ranks.
 pub(crate) fn of_rank(rank: usize) -> impl Fn(peersum::Error) -> anyhow::Error {
-    move |error| anyhow!("rank {rank}: {error}")
+    move |error| {
+        let message = error.to_string();
+        if message.starts_with("rank ") { anyhow!(message) } else { anyhow!("rank {rank}: {message}") }
+    }
 }
 
 #[cfg(test)]
