@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Random, Value, assert_bits, group, integer, integer_sum, references, repeated, run_ranks, wild};
+use common::{Random, Value, assert_bits, group, integer, integer_sum, references, run_ranks, wild};
 use half::{bf16, f16};
 use peersum::{Algorithm, Options, ReduceOp, host::Communicator};
 
@@ -195,7 +195,7 @@ fn the_order_of_arrival_does_not_show() {
         let mut random = Random::new(rank as u64);
         let input = wild::<f32>(count as u64, rank, count);
         let mut output = vec![0.0; count];
-        for call in 0..repeated(2000) {
+        for call in 0..2000 {
             for _ in 0..random.below(300) {
                 std::hint::spin_loop();
             }

@@ -6,11 +6,6 @@ use std::thread;
 use half::{bf16, f16};
 use peersum::{DType, Element, Options, ReduceOp, host::Communicator};
 
-/// Counts are meant for optimised builds; others do a part of them.
-pub fn repeated(times: usize) -> usize {
-    if cfg!(debug_assertions) { times.div_ceil(4) } else { times }
-}
-
 pub fn group(world: usize, options: &Options) -> Vec<Communicator> {
     Communicator::local(world, options).expect("a group of this size")
 }
