@@ -5,7 +5,7 @@ mod common;
 
 use std::{thread, time::Duration};
 
-use common::{Random, Value, assert_bits, group, integer, integer_sum, run_ranks};
+use common::{Random, assert_bits, group, integer, integer_sum, run_ranks};
 use half::f16;
 use peersum::{Algorithm, Options, ReduceOp, host::Communicator};
 

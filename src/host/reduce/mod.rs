@@ -326,7 +326,7 @@ mod tests {
                 .map(|(value, bits)| if value.to_f32().is_nan() { nan } else { bits })
                 .collect();
             for isa in Isa::available() {
-                assert_eq!(bits(&reduced(isa, ReduceOp::Sum, &[values.clone()])), expected, "{isa:?}");
+                assert_eq!(bits(&reduced(isa, ReduceOp::Sum, std::slice::from_ref(&values))), expected, "{isa:?}");
             }
         }
         all(f16::from_bits, 0x7e00);

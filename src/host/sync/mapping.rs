@@ -166,7 +166,7 @@ fn available_bytes(meminfo: &str) -> Option<u64> {
 
 /// What is being read in place. The models keep account of it; here it is nothing.
 #[derive(Debug, Default)]
-pub(in crate::host) struct Held;
+pub(in crate::host) struct Held(());
 
 #[cfg(test)]
 mod tests {
