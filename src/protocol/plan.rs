@@ -150,6 +150,6 @@ pub fn plan(bytes: u64, layout: &Layout, options: &Options, priors: Priors, resi
     };
     let blocks = blocks.clamp(1, most_by_size.max(1));
     let chunk_bytes = choice.algorithm.chunk_capacity(layout);
-    debug_assert!(chunk_bytes > 0 && chunk_bytes % LINE_BYTES == 0);
+    debug_assert!(chunk_bytes > 0 && chunk_bytes.is_multiple_of(LINE_BYTES));
     Ok(Plan { algorithm: choice.algorithm, blocks, threads: choice.threads, chunk_bytes })
 }
