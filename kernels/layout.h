@@ -11,6 +11,10 @@
  *
  * A round of block b is one exchange: every rank fills slots of half (epoch & 1), then releases its flag of that half to
  * every peer, then acquires every peer's. One-shot takes one round a chunk, two-shot two.
+ *
+ * On the GPU a segment holds two such regions, one behind the other: what LL packets were stored in must never hold
+ * anything else, since a packet's own word says whether it has come. Each has its own epochs; the abort word and the
+ * claim are those of the first.
  */
 #ifndef PEERSUM_LAYOUT_H
 #define PEERSUM_LAYOUT_H
@@ -20,13 +24,15 @@
 /* The most ranks that the CUDA kernels serve. The host backend's layout has no such bound. */
 #define PEERSUM_MAX_RANKS 8
 /* The most blocks (CTAs) of one call. */
-#define PEERSUM_MAX_BLOCKS 128
+#define PEERSUM_MAX_BLOCKS 64
 /* The most threads of a block. */
 #define PEERSUM_MAX_THREADS 512
 /* Flags of different writers lie on lines of their own. */
 #define PEERSUM_LINE_BYTES 128
 /* The unit of every payload access. */
 #define PEERSUM_PACK_BYTES 16
+/* An LL packet is one pack: so many bytes of payload, then the epoch in the last four. */
+#define PEERSUM_LL_PAYLOAD_BYTES 12
 /* Segments start with this many bytes of control. */
 #define PEERSUM_CONTROL_BYTES 4096
 
@@ -46,6 +52,8 @@
 #define PEERSUM_TWO_SHOT 1
 #define PEERSUM_ONE_SHOT_PULL 2
 #define PEERSUM_TWO_SHOT_PULL 3
+#define PEERSUM_ONE_SHOT_LL 4
+#define PEERSUM_TWO_SHOT_LL 5
 
 /* What a block was doing when it gave up. */
 #define PEERSUM_PHASE_EXCHANGE 0       /* the only round of a one-shot chunk */
@@ -77,14 +85,16 @@ struct peersum_control {
 
 /* What a rank that gives up leaves for the hosts, in host memory that every device of the group maps. */
 struct peersum_record {
-  uint32_t state; /* 0, or 1 once the rest is written */
+  uint32_t abort_requested; /* 0, or 1 once a host asked for an abort; the only field that hosts write */
+  uint32_t state;           /* 0, or 1 once the rest is written */
   uint32_t reason;
   uint32_t rank;
   uint32_t peer;
   uint32_t block;
   uint32_t phase;
   uint32_t epoch;
-  uint32_t abort;    /* the abort word, if that is the reason */
+  uint32_t abort; /* the abort word, if that is the reason */
+  uint32_t reserved;
   uint64_t expected; /* flag words */
   uint64_t observed;
   uint64_t waited_ns;
@@ -96,9 +106,11 @@ struct peersum_call {
   uint64_t input;
   uint64_t output;
   uint64_t count;       /* elements */
-  uint64_t block_packs; /* packs of each block; the first `longer_blocks` blocks have one more (peersum_split_start) */
+  uint64_t region;      /* where in each segment the algorithm's region starts */
   uint64_t slot_bytes;  /* a multiple of PEERSUM_LINE_BYTES */
-  uint64_t chunk_packs; /* packs that a block moves in one round (one-shot) or two (two-shot) */
+  uint64_t block_units; /* units of each block; the first `longer_blocks` have one more (peersum_split_start). A unit is
+                           a pack, or for LL the payload of one */
+  uint64_t chunk_units; /* units that a block moves in one round (one-shot) or two (two-shot) */
   uint64_t timeout_ns;
   uint64_t record; /* struct peersum_record* of this rank */
   uint32_t rank;
@@ -109,6 +121,8 @@ struct peersum_call {
   uint32_t vector_input;  /* 1 if input is 16-byte aligned */
   uint32_t vector_output; /* 1 if output is 16-byte aligned */
   uint32_t longer_blocks;
+  uint32_t early; /* 1 if the next kernel of the stream may come as soon as this one has begun */
+  uint32_t reserved;
 };
 
 #ifdef __CUDACC__

@@ -21,6 +21,17 @@ __device__ __forceinline__ T* global(uint64_t address) {
   return pointer;
 }
 
+// A word that only this rank's kernels use, one after the other; from L2, since the last one may have run elsewhere.
+__device__ __forceinline__ uint32_t load_word(const uint32_t* from) {
+  __builtin_assume(__isGlobal(from));
+  return __ldcg(from);
+}
+
+__device__ __forceinline__ void store_word(uint32_t* to, uint32_t value) {
+  __builtin_assume(__isGlobal(to));
+  *to = value;
+}
+
 __device__ __forceinline__ Pack load_pack(const Pack* from) {
   __builtin_assume(__isGlobal(from));
   const uint4 loaded = *reinterpret_cast<const uint4*>(from);
@@ -38,6 +49,13 @@ __device__ __forceinline__ uint64_t load_relaxed_sys(const uint64_t* from) {
   return value;
 }
 
+// What was done before the release of the value it sees is visible after it.
+__device__ __forceinline__ uint64_t load_acquire_sys(const uint64_t* from) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ uint32_t load_relaxed_sys(const uint32_t* from) {
   uint32_t value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
@@ -46,6 +64,31 @@ __device__ __forceinline__ uint32_t load_relaxed_sys(const uint32_t* from) {
 
 __device__ __forceinline__ void store_relaxed_sys(uint32_t* to, uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+// A packet: one access of 16 bytes, which the memory model makes single-copy atomic (PTX ISA 8.4, b128 at system scope).
+// So the epoch in its last word says that the payload beside it has come, with no fence.
+__device__ __forceinline__ Pack load_packet_relaxed_sys(const Pack* from) {
+  uint64_t low, high;
+  asm volatile(
+      "{ .reg .b128 packet; ld.relaxed.sys.global.b128 packet, [%2]; mov.b128 {%0, %1}, packet; }"
+      : "=l"(low), "=l"(high)
+      : "l"(from)
+      : "memory");
+  return Pack{{static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high),
+               static_cast<uint32_t>(high >> 32)}};
+}
+
+__device__ __forceinline__ void store_packet_relaxed_sys(Pack* to, const Pack& packet) {
+  const uint64_t low = static_cast<uint64_t>(packet.words[1]) << 32 | packet.words[0];
+  const uint64_t high = static_cast<uint64_t>(packet.words[3]) << 32 | packet.words[2];
+  asm volatile("{ .reg .b128 packet; mov.b128 packet, {%1, %2}; st.relaxed.sys.global.b128 [%0], packet; }" ::"l"(to),
+               "l"(low), "l"(high)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed_sys(uint64_t* to, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
 }
 
 // Orders everything this thread, and by a preceding block barrier this block, has done before it.
@@ -57,8 +100,26 @@ __device__ __forceinline__ void store_release_sys(uint32_t* to, uint32_t value) 
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-// After a relaxed load that saw a released value, makes what was released visible: cheaper than an acquire a spin.
+// Orders all that this thread did before it, and all that it does after it.
 __device__ __forceinline__ void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// Programmatic dependent launch (compute capability 9.0 and later; before it kernels simply follow one another).
+//
+// Waits until the kernel before this one in the stream has finished and what it wrote is visible. Nothing of the caller's
+// or of the segment's may be touched before.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel of the stream come and wait. Only after the wait above: else ever more kernels of one rank would
+// come, and take the place that a peer's needs.
+__device__ __forceinline__ void let_next_kernel_come() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 // Nanoseconds of a clock that all SMs of a device share.
 __device__ __forceinline__ uint64_t global_timer() {

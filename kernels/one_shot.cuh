@@ -18,13 +18,48 @@
 
 namespace peersum {
 
-// A pack of every source: the rank's own, the others' from `slot_of(source)`.
-template <int N, typename SlotOf>
-__device__ __forceinline__ void gather(Pack (&packs)[N], const Pack& own, uint32_t rank, uint32_t index,
-                                       const SlotOf& slot_of) {
+// Packs that a thread moves at a time where it only copies.
+constexpr int kCopies = 8;
+
+// A pack of every source.
+template <int N>
+struct Gathered {
+  Pack packs[N];
+};
+
+// The rank's own pack of `input`, and the others' from `slot_of(source)`, at index i of the chunk: reduced, and handed
+// to `store(i, whole, pack)`, where whole says that input and output are aligned there. Several at a time for few ranks.
+template <typename T, typename Op, int N, typename SlotOf, typename Store>
+__device__ __forceinline__ void reduce_packs(const peersum_call& call, const Tensor<T>& input, const Tensor<T>& output,
+                                             uint64_t start, uint32_t length, const SlotOf& slot_of,
+                                             const Store& store) {
+  constexpr int kAtOnce = N <= 3 ? 2 : 1;
+  const uint32_t whole = min(input.whole(start, length), output.whole(start, length));
+  const auto gather = [&](uint32_t i, bool is_whole) {
+    const Pack own = is_whole ? input.load_whole(start + i) : input.load_part(start + i);
+    Gathered<N> gathered;
 #pragma unroll
-  for (uint32_t source = 0; source < N; source++) {
-    packs[source] = source == rank ? own : load_pack(slot_of(source) + index);
+    for (uint32_t source = 0; source < N; source++) {
+      gathered.packs[source] = source == call.rank ? own : load_pack(slot_of(source) + i);
+    }
+    return gathered;
+  };
+  move_packs<kAtOnce>(
+      threadIdx.x, whole, blockDim.x, [&](uint32_t i) { return gather(i, true); },
+      [&](uint32_t i, const Gathered<N>& gathered) { store(i, true, reduce<T, Op, N>(gathered.packs, call.op)); });
+  if (whole == length) return;
+  for (uint32_t i = next_from(threadIdx.x, whole, blockDim.x); i < length; i += blockDim.x) {
+    store(i, false, reduce<T, Op, N>(gather(i, false).packs, call.op));
+  }
+}
+
+// Stores a pack at `to_rank(r) + i` for every peer, from rank + 1 on, so that ranks don't converge on one.
+template <int N, typename SlotOf>
+__device__ __forceinline__ void push_pack(const peersum_call& call, uint32_t i, const Pack& pack, const SlotOf& slot_at) {
+#pragma unroll
+  for (uint32_t step = 1; step < N; step++) {
+    const uint32_t peer = call.rank + step < N ? call.rank + step : call.rank + step - N;
+    store_pack(slot_at(peer) + i, pack);
   }
 }
 
@@ -35,29 +70,25 @@ __device__ __forceinline__ void one_shot(const peersum_call& call) {
   const Tensor<T> output(call.output, call.count, call.vector_output);
   uint64_t start = block_start(call, blockIdx.x);
   const uint64_t end = block_start(call, blockIdx.x + 1);
-  for (; start < end; start += call.chunk_packs) {
-    const uint32_t length = static_cast<uint32_t>(min(call.chunk_packs, end - start));
+  for (; start < end; start += call.chunk_units) {
+    const uint32_t length = static_cast<uint32_t>(min(call.chunk_units, end - start));
     block.next_round();
-    for (uint32_t i = threadIdx.x; i < length; i += blockDim.x) {
-      const Pack own = input.load(start + i);
-      if constexpr (kPull) {
-        store_pack(block.slot(call.rank, 0) + i, own);
-      } else {
-#pragma unroll
-        for (uint32_t step = 1; step < N; step++) {  // from rank + 1 on, so that ranks don't converge on one peer
-          const uint32_t peer = call.rank + step < N ? call.rank + step : call.rank + step - N;
-          store_pack(block.slot(peer, call.rank) + i, own);
-        }
-      }
+    if constexpr (kPull) {
+      Pack* staged = block.slot(call.rank, 0);
+      read_packs<kCopies>(input, start, length, threadIdx.x, blockDim.x,
+                          [&](uint32_t i, const Pack& pack) { store_pack(staged + i, pack); });
+    } else {
+      read_packs<4>(input, start, length, threadIdx.x, blockDim.x, [&](uint32_t i, const Pack& pack) {
+        push_pack<N>(call, i, pack, [&](uint32_t peer) { return block.slot(peer, call.rank); });
+      });
     }
     if (!block.exchange(PEERSUM_PHASE_EXCHANGE)) return;
-    for (uint32_t i = threadIdx.x; i < length; i += blockDim.x) {
-      Pack gathered[N];
-      gather<N>(gathered, input.load(start + i), call.rank, i, [&](uint32_t source) {
-        return kPull ? block.slot(source, 0) : block.slot(call.rank, source);
-      });
-      output.store(start + i, reduce<T, Op, N>(gathered, call.op));
-    }
+    reduce_packs<T, Op, N>(
+        call, input, output, start, length,
+        [&](uint32_t source) { return kPull ? block.slot(source, 0) : block.slot(call.rank, source); },
+        [&](uint32_t i, bool whole, const Pack& pack) {
+          whole ? output.store_whole(start + i, pack) : output.store_part(start + i, pack);
+        });
   }
   block.finish();
 }

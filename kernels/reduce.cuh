@@ -33,22 +33,27 @@ struct Extreme {
   }
 };
 
-// Reduces one pack of every rank; packs[r] is rank r's.
-template <typename T, typename Op, int N>
+// Reduces the first kWords words of one pack of every rank; packs[r] is rank r's.
+template <typename T, typename Op, int N, int kWords = 4>
 __device__ __forceinline__ Pack reduce(const Pack (&packs)[N], uint32_t op) {
-  constexpr int kCount = Elements<T>::kCount;
-  float total[kCount];
-  Elements<T>::widen(packs[0], total);
+  constexpr int kInWord = Elements<T>::kInWord;
+  Pack result{};
 #pragma unroll
-  for (int rank = 1; rank < N; rank++) {
-    float values[kCount];
-    Elements<T>::widen(packs[rank], values);
+  for (int word = 0; word < kWords; word++) {
+    float total[kInWord];
+    Elements<T>::widen(packs[0].words[word], total);
 #pragma unroll
-    for (int i = 0; i < kCount; i++) total[i] = Op::combine(total[i], values[i], op);
+    for (int rank = 1; rank < N; rank++) {
+      float values[kInWord];
+      Elements<T>::widen(packs[rank].words[word], values);
+#pragma unroll
+      for (int i = 0; i < kInWord; i++) total[i] = Op::combine(total[i], values[i], op);
+    }
+#pragma unroll
+    for (int i = 0; i < kInWord; i++) total[i] = Op::template finish<N>(total[i], op);
+    result.words[word] = Elements<T>::narrow(total);
   }
-#pragma unroll
-  for (int i = 0; i < kCount; i++) total[i] = Op::template finish<N>(total[i], op);
-  return Elements<T>::narrow(total);
+  return result;
 }
 
 }  // namespace peersum

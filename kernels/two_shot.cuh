@@ -33,45 +33,41 @@ __device__ __forceinline__ void two_shot(const peersum_call& call) {
   const bool moves = team < N - 1;  // the team of the rank's own part, and threads beyond N teams, have nothing to move
   uint64_t start = block_start(call, blockIdx.x);
   const uint64_t end = block_start(call, blockIdx.x + 1);
-  for (; start < end; start += call.chunk_packs) {
-    const uint32_t length = static_cast<uint32_t>(min(call.chunk_packs, end - start));
+  for (; start < end; start += call.chunk_units) {
+    const uint32_t length = static_cast<uint32_t>(min(call.chunk_units, end - start));
     const Part own = part_of<N>(length, call.rank), theirs = part_of<N>(length, peer);
     block.next_round();
     if constexpr (kPull) {
       Pack* staged = block.slot(call.rank, 0);
-      for (uint32_t i = threadIdx.x; i < length; i += blockDim.x) store_pack(staged + i, input.load(start + i));
+      read_packs<kCopies>(input, start, length, threadIdx.x, blockDim.x,
+                          [&](uint32_t i, const Pack& pack) { store_pack(staged + i, pack); });
     } else if (moves) {
       Pack* slot = block.slot(peer, call.rank);
-      for (uint32_t i = lane; i < theirs.length; i += team_threads) {
-        store_pack(slot + i, input.load(start + theirs.start + i));
-      }
+      read_packs<kCopies>(input, start + theirs.start, theirs.length, lane, team_threads,
+                          [&](uint32_t i, const Pack& pack) { store_pack(slot + i, pack); });
     }
     if (!block.exchange(PEERSUM_PHASE_REDUCE_SCATTER)) return;
     const Block<N> scattered = block;
     block.next_round();
-    for (uint32_t i = threadIdx.x; i < own.length; i += blockDim.x) {
-      Pack gathered[N];
-      gather<N>(gathered, input.load(start + own.start + i), call.rank, i, [&](uint32_t source) {
-        return kPull ? scattered.slot(source, 0) + own.start : scattered.slot(call.rank, source);
-      });
-      const Pack reduced = reduce<T, Op, N>(gathered, call.op);
-      if constexpr (kPull) {
-        store_pack(block.slot(call.rank, 0) + i, reduced);
-      } else {
-#pragma unroll
-        for (uint32_t step = 1; step < N; step++) {
-          const uint32_t to = call.rank + step < N ? call.rank + step : call.rank + step - N;
-          store_pack(block.slot(to, call.rank) + i, reduced);
-        }
-      }
-      output.store(start + own.start + i, reduced);
-    }
+    reduce_packs<T, Op, N>(
+        call, input, output, start + own.start, own.length,
+        [&](uint32_t source) {
+          return kPull ? scattered.slot(source, 0) + own.start : scattered.slot(call.rank, source);
+        },
+        [&](uint32_t i, bool whole, const Pack& pack) {
+          if constexpr (kPull) {
+            store_pack(block.slot(call.rank, 0) + i, pack);
+          } else {
+            push_pack<N>(call, i, pack, [&](uint32_t peer) { return block.slot(peer, call.rank); });
+          }
+          const uint64_t index = start + own.start + i;
+          whole ? output.store_whole(index, pack) : output.store_part(index, pack);
+        });
     if (!block.exchange(PEERSUM_PHASE_ALL_GATHER)) return;
     if (moves) {
       const Pack* slot = kPull ? block.slot(peer, 0) : block.slot(call.rank, peer);
-      for (uint32_t i = lane; i < theirs.length; i += team_threads) {
-        output.store(start + theirs.start + i, load_pack(slot + i));
-      }
+      write_packs<kCopies>(output, start + theirs.start, theirs.length, lane, team_threads,
+                           [&](uint32_t i) { return load_pack(slot + i); });
     }
   }
   block.finish();

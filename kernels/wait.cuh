@@ -2,6 +2,9 @@
 //
 // Whoever gives up says so in this order: its record for the hosts, then the abort word of every rank. So a host that
 // finds a rank aborted by another finds that other's record too. Later calls see the abort word and don't wait at all.
+//
+// A host asks for an abort by a word in its memory, which a look reads too: so it needs no stream, whose work could be
+// held up behind the very kernels that it is to end.
 #pragma once
 
 #include "memory.cuh"
@@ -28,33 +31,48 @@ __device__ __forceinline__ peersum_control* control(const peersum_call& call, ui
   return global<peersum_control>(call.segments[rank]);
 }
 
-// Waits until *flag is awaited.flag.
-__device__ __forceinline__ Outcome wait_for(const peersum_call& call, const uint64_t* flag, const Awaited& awaited) {
-  constexpr uint32_t kSpinsBetweenLooks = 1024;  // some hundred microseconds: looking costs a spin, so look rarely
+constexpr uint32_t kSpinsBetweenLooks = 1024;  // some hundred microseconds: looking costs a spin, so look rarely
+
+// A look up from a poll: whether to give up, at what `flag`, the awaited peer's flag word of this half, says of its call,
+// at the abort word, and at the clock. `started` is 0 at the first look.
+__device__ __forceinline__ Outcome look(const peersum_call& call, const uint64_t* flag, const Awaited& awaited,
+                                        uint64_t& started) {
+  Outcome outcome{0, 0, 0, 0};
+  outcome.observed = load_relaxed_sys(flag);
+  outcome.abort = load_relaxed_sys(&control(call, call.rank)->abort);
+  if (load_relaxed_sys(&global<peersum_record>(call.record)->abort_requested) != 0) {
+    outcome.abort = PEERSUM_ABORT_BY_HOST;
+  }
+  const uint64_t now = global_timer();
+  if (started == 0) started = now;
+  outcome.waited_ns = now - started;
+  const uint32_t hash = static_cast<uint32_t>(outcome.observed >> PEERSUM_HASH_SHIFT);
+  const bool same_epoch = static_cast<uint32_t>(outcome.observed) == static_cast<uint32_t>(awaited.flag);
+  if (hash != 0 && same_epoch && outcome.observed != awaited.flag) {
+    outcome.reason = PEERSUM_GAVE_UP_MISMATCH;
+  } else if (outcome.abort != 0) {
+    outcome.reason = PEERSUM_GAVE_UP_ABORTED;
+  } else if (outcome.waited_ns > call.timeout_ns) {
+    outcome.reason = PEERSUM_GAVE_UP_TIMEOUT;
+  }
+  return outcome;
+}
+
+// Waits until *flag is awaited.flag, for every lane of a warp at once: a lane that waits for nobody passes `waits` false.
+// All lanes of the warp call it. kAcquire says whether
+// what the flags release is read after it: then each load acquires, which costs less than a fence at the end.
+template <bool kAcquire>
+__device__ __forceinline__ Outcome wait_for(const peersum_call& call, bool waits, const uint64_t* flag,
+                                            const Awaited& awaited) {
   Outcome outcome{0, 0, 0, 0};
   uint64_t started = 0;
-  uint32_t spins = 0;
-  while ((outcome.observed = load_relaxed_sys(flag)) != awaited.flag) {
-    const uint32_t hash = static_cast<uint32_t>(outcome.observed >> PEERSUM_HASH_SHIFT);
-    if (hash != 0 && static_cast<uint32_t>(outcome.observed) == static_cast<uint32_t>(awaited.flag)) {
-      outcome.reason = PEERSUM_GAVE_UP_MISMATCH;
-      return outcome;
-    }
-    if (++spins % kSpinsBetweenLooks != 0) continue;
-    outcome.abort = load_relaxed_sys(&control(call, call.rank)->abort);
-    if (outcome.abort != 0) {
-      outcome.reason = PEERSUM_GAVE_UP_ABORTED;
-      return outcome;
-    }
-    const uint64_t now = global_timer();
-    if (started == 0) started = now;
-    outcome.waited_ns = now - started;
-    if (outcome.waited_ns > call.timeout_ns) {
-      outcome.reason = PEERSUM_GAVE_UP_TIMEOUT;
-      return outcome;
-    }
+  for (uint32_t spins = 1;; spins++) {
+    if (waits) waits = (kAcquire ? load_acquire_sys(flag) : load_relaxed_sys(flag)) != awaited.flag;
+    if (!__any_sync(~0u, waits)) break;
+    if (spins % kSpinsBetweenLooks != 0) continue;
+    if (waits) outcome = look(call, flag, awaited, started);
+    if (__any_sync(~0u, outcome.reason != 0)) break;
   }
-  fence_acq_rel_sys();
   return outcome;
 }
 
@@ -75,7 +93,10 @@ __device__ __forceinline__ void give_up(const peersum_call& call, const Awaited&
   store_release_sys(&record->state, 1u);
   fence_acq_rel_sys();
 #pragma unroll 1
-  for (uint32_t rank = 0; rank < call.world; rank++) store_relaxed_sys(&control(call, rank)->abort, 1u + call.rank);
+  for (uint32_t rank = 0; rank < call.world; rank++) {
+    const bool by_host = outcome.abort == PEERSUM_ABORT_BY_HOST;
+    store_relaxed_sys(&control(call, rank)->abort, by_host ? PEERSUM_ABORT_BY_HOST : 1u + call.rank);
+  }
 }
 
 }  // namespace peersum

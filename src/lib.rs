@@ -43,8 +43,8 @@ pub mod protocol;
 pub use dtype::{DType, Element};
 pub use error::{Error, Phase, Result};
 pub use op::ReduceOp;
-pub use options::Options;
-pub use protocol::plan::{Algorithm, Plan};
+pub use options::{Options, Overlap};
+pub use protocol::plan::{Algorithm, Choice, Plan};
 
 /// Runs the examples of the README with the tests.
 #[cfg(doctest)]

@@ -4,6 +4,25 @@ use std::time::Duration;
 
 use crate::protocol::plan::Algorithm;
 
+/// How a call's kernel and the next kernel of its stream may overlap: programmatic dependent launch, on GPUs of compute
+/// capability 9.0 and later.
+///
+/// The kernels of this library wait for the kernel before them before they touch anything, so among themselves, and
+/// behind any other kernel, every choice is safe. The choice matters to a kernel of the caller's that follows a call and
+/// is itself launched with the attribute: it must wait (`griddepcontrol.wait`, `cudaGridDependencySynchronize`) before it
+/// reads the result, as CUDA asks of every such kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Overlap {
+    /// None: the next kernel starts when the call has finished.
+    Off,
+    /// The next kernel is made ready while the call runs, and starts when its blocks have ended.
+    Late,
+    /// The next kernel's blocks come while the call runs and wait for its end, where there is place for both.
+    #[default]
+    Early,
+}
+
 /// Options of a group of ranks. All ranks of a group must be given the same; joining checks it.
 ///
 /// ```
@@ -31,6 +50,8 @@ pub struct Options {
     pub blocks: Option<u32>,
     /// Runs every call with this many threads per block: a multiple of 32, 32 to 512. CUDA only.
     pub threads: Option<u32>,
+    /// How a call's kernel and the next may overlap. CUDA only.
+    pub overlap: Overlap,
     /// The epoch before the first round. The protocol must not care; tests start it just below a wrap.
     pub first_epoch: u32,
 }
@@ -43,6 +64,7 @@ impl Default for Options {
             algorithm: None,
             blocks: None,
             threads: None,
+            overlap: Overlap::default(),
             first_epoch: 0,
         }
     }
@@ -81,6 +103,13 @@ impl Options {
     #[must_use]
     pub fn threads(mut self, threads: u32) -> Self {
         self.threads = Some(threads);
+        self
+    }
+
+    /// Sets [`Options::overlap`].
+    #[must_use]
+    pub fn overlap(mut self, overlap: Overlap) -> Self {
+        self.overlap = overlap;
         self
     }
 

@@ -5,7 +5,10 @@ mod common;
 
 use common::{Value, assert_bits, group, integer, integer_sum, run_ranks};
 use half::{bf16, f16};
-use peersum::{Algorithm, DType, Error, Options, ReduceOp, host::Communicator};
+use peersum::{
+    Algorithm, DType, Error, Options, ReduceOp,
+    host::{self, Communicator},
+};
 use proptest::prelude::*;
 
 const CANARY: u32 = 0x6b6b;
@@ -49,7 +52,7 @@ fn call<T: Value>(communicator: &mut Communicator, offsets: [usize; 2], count: u
 #[test]
 fn every_length_is_exact_and_nothing_around_it_is_written() {
     for world in [2, 3, 4, 7, 8] {
-        for algorithm in Algorithm::ALL {
+        for algorithm in host::ALGORITHMS {
             // Slots of 512 bytes, so that most lengths take several chunks.
             let options = Options::default().algorithm(algorithm).staging_bytes(world * 2 * 512);
             run_ranks(group(world, &options), |_, communicator| {
@@ -74,7 +77,7 @@ fn every_length_is_exact_and_nothing_around_it_is_written() {
 /// Field case A38 (a user's public tracker): buffers that started off a boundary of 16 bytes faulted.
 #[test]
 fn every_alignment_is_exact_and_ranks_may_differ_in_it() {
-    for algorithm in Algorithm::ALL {
+    for algorithm in host::ALGORITHMS {
         let options = Options::default().algorithm(algorithm).staging_bytes(3 * 2 * 512);
         run_ranks(group(3, &options), |rank, communicator| {
             for from in 0..8 {
@@ -113,7 +116,7 @@ fn messages_at_the_borders_of_the_capacity_are_exact() {
     for world in [2, 3, 5] {
         // The odd sizes are cut down to whole lines a slot.
         for staging in [world * 2 * 128, world * 2 * 384, world * 2 * 512 + 1, world * 2 * 640 - 1] {
-            for algorithm in Algorithm::ALL {
+            for algorithm in host::ALGORITHMS {
                 let options = Options::default().algorithm(algorithm).staging_bytes(staging);
                 run_ranks(group(world, &options), |_, communicator| {
                     let plan = communicator.plan(1, DType::F16).unwrap().expect("more than one rank");
@@ -226,11 +229,23 @@ proptest! {
         world in 1usize..7, count in 1usize..6000, lines in 1usize..12, algorithm in 0usize..4, from in 0usize..9,
         to in 0usize..9,
     ) {
-        let options = Options::default().algorithm(Algorithm::ALL[algorithm]).staging_bytes(world * 2 * 128 * lines);
+        let options = Options::default().algorithm(host::ALGORITHMS[algorithm]).staging_bytes(world * 2 * 128 * lines);
         run_ranks(group(world, &options), |_, communicator| {
             call::<f32>(communicator, [from, to], count);
             call::<f16>(communicator, [from, to], count);
             call::<bf16>(communicator, [from, to], count);
         });
+    }
+}
+
+/// What runs on GPUs only is refused, with the reason.
+#[test]
+fn packets_are_refused_on_the_host() {
+    for algorithm in [Algorithm::OneShotLl, Algorithm::TwoShotLl] {
+        let error = Communicator::local(2, &Options::default().algorithm(algorithm)).map(drop).unwrap_err();
+        assert!(
+            matches!(error, Error::AlgorithmUnavailable { algorithm: refused, .. } if refused == algorithm),
+            "{error}"
+        );
     }
 }

@@ -5,12 +5,15 @@ mod common;
 
 use common::{Random, Value, assert_bits, group, integer, integer_sum, references, run_ranks, wild};
 use half::{bf16, f16};
-use peersum::{Algorithm, Options, ReduceOp, host::Communicator};
+use peersum::{
+    Options, ReduceOp,
+    host::{self, Communicator},
+};
 
 /// All algorithms, in both forms of the call, give every rank the reference's bits. Returns them.
 fn check<T: Value>(inputs: &[Vec<T>], op: ReduceOp) -> Vec<T> {
     let expected = references(op, inputs);
-    for algorithm in Algorithm::ALL {
+    for algorithm in host::ALGORITHMS {
         let options = Options::default().algorithm(algorithm).staging_bytes(inputs.len() * 2 * 256);
         let what = |rank: usize, form| format!("{op} of {} by {algorithm}, rank {rank}, {form}", inputs.len());
         run_ranks(group(inputs.len(), &options), |rank, communicator| {
@@ -145,7 +148,7 @@ fn a_nan_on_any_rank_is_a_nan_on_all() {
 #[test]
 fn every_world_size_is_served() {
     for world in (1..=9).chain([16, 32]) {
-        for algorithm in [None].into_iter().chain(Algorithm::ALL.map(Some)) {
+        for algorithm in [None].into_iter().chain(host::ALGORITHMS.map(Some)) {
             let mut options = Options::default().staging_bytes(world * 2 * 1024);
             options.algorithm = algorithm;
             run_ranks(group(world, &options), |rank, communicator| {
@@ -166,7 +169,7 @@ fn every_world_size_is_served() {
 fn a_call_that_returns_ok_has_written_everything() {
     fn all<T: Value>(canary: u32) {
         for world in [1, 2, 3, 4, 8] {
-            for algorithm in Algorithm::ALL {
+            for algorithm in host::ALGORITHMS {
                 let options = Options::default().algorithm(algorithm).staging_bytes(8192);
                 run_ranks(group(world, &options), |rank, communicator| {
                     for count in [1, 2, 7, 64, 1000, 4097] {

@@ -7,7 +7,10 @@ use std::{thread, time::Duration};
 
 use common::{Random, assert_bits, group, integer, integer_sum, run_ranks};
 use half::f16;
-use peersum::{Algorithm, Options, ReduceOp, host::Communicator};
+use peersum::{
+    Options, ReduceOp,
+    host::{self, Communicator},
+};
 
 /// One call in place on small integers, checked element by element.
 fn call(communicator: &mut Communicator, number: usize, count: usize) {
@@ -50,7 +53,7 @@ fn small_calls_with_new_data_each_time_are_exact() {
 #[test]
 fn back_to_back_calls_never_return_older_data() {
     let default = Options::default();
-    let forced = Algorithm::ALL.map(|algorithm| (default.clone().algorithm(algorithm), None));
+    let forced = host::ALGORITHMS.map(|algorithm| (default.clone().algorithm(algorithm), None));
     for (options, late) in [(default.clone(), Some(1))].into_iter().chain(forced) {
         run_ranks(group(2, &options), |rank, communicator| {
             if late == Some(rank) {
@@ -73,7 +76,7 @@ fn back_to_back_calls_never_return_older_data() {
 #[test]
 fn the_input_may_be_written_as_soon_as_the_call_returns() {
     for world in [2, 4, 8] {
-        for algorithm in Algorithm::ALL {
+        for algorithm in host::ALGORITHMS {
             let options = Options::default().algorithm(algorithm).staging_bytes(world * 2 * 1024);
             run_ranks(group(world, &options), |rank, communicator| {
                 let mut random = Random::new(rank as u64);
@@ -101,7 +104,7 @@ fn the_input_may_be_written_as_soon_as_the_call_returns() {
 fn sizes_may_change_from_call_to_call() {
     for (world, calls) in [(2, 20_000), (4, 3_000)] {
         // The default plan changes with the size; each forced algorithm is a group of its own.
-        for algorithm in [None].into_iter().chain(Algorithm::ALL.map(Some)) {
+        for algorithm in [None].into_iter().chain(host::ALGORITHMS.map(Some)) {
             let mut options = Options::default().staging_bytes(64 << 10);
             options.algorithm = algorithm;
             run_ranks(group(world, &options), |_, communicator| {
@@ -123,7 +126,7 @@ fn sizes_may_change_from_call_to_call() {
 #[test]
 fn epochs_wrap() {
     for wrap in [0u32, 1 << 31, 1 << 16, 1 << 8] {
-        for algorithm in Algorithm::ALL {
+        for algorithm in host::ALGORITHMS {
             let first = wrap.wrapping_sub(9);
             let options = Options::default().algorithm(algorithm).first_epoch(first).staging_bytes(4096);
             let epochs = run_ranks(group(3, &options), |_, communicator| {
@@ -158,7 +161,7 @@ fn the_first_call_after_creation_never_hangs() {
 /// A rank that is done may drop its communicator while peers still read what it wrote.
 #[test]
 fn a_rank_may_leave_as_soon_as_its_last_call_returns() {
-    for algorithm in Algorithm::ALL {
+    for algorithm in host::ALGORITHMS {
         for number in 0..200 {
             let options = Options::default().algorithm(algorithm).staging_bytes(64 << 10);
             thread::scope(|scope| {

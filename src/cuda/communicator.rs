@@ -1,32 +1,24 @@
 //! A rank's handle.
 
-use std::{
-    ffi::c_void,
-    ptr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{ffi::c_void, ptr, sync::Arc, time::Duration};
 
 use cudarc::driver::sys;
 
 use super::{
     driver::{self, Device, check},
-    memory::{Record, Segment, Stream},
-    module::Kernels,
+    memory::{Record, Segment},
+    module::{Kernels, resident_index},
     priors,
 };
 use crate::{
-    DType, Error, Options, Phase, Plan, ReduceOp, Result,
+    Algorithm, DType, Error, Options, Overlap, Phase, Plan, ReduceOp, Result,
     meeting::Local,
     protocol::{
         bindings,
         call::Call,
         layout::Layout,
-        plan::plan,
-        split::{PACK_BYTES, packs},
+        plan::{Choice, Priors, plan},
+        split::PACK_BYTES,
     },
 };
 
@@ -41,9 +33,9 @@ const DEFAULT_STAGING_BYTES: usize = 32 << 20;
 ///
 /// # Memory
 ///
-/// A rank takes on its device: 4 KiB of control, 32 KiB of flags per rank of the group, and the staging
-/// ([`Options::staging_bytes`], 32 MiB unless set otherwise, whatever the number of ranks), all rounded up to 2 MiB. That
-/// is 34 MiB for 2 to 8 ranks by default; [`Communicator::memory_bytes`] tells.
+/// A rank takes on its device: 8 KiB of control, 32 KiB of flags per rank of the group, and the staging
+/// ([`Options::staging_bytes`], 32 MiB unless set otherwise, whatever the number of ranks; half of it for packets), all
+/// rounded up to 2 MiB. That is 34 MiB for 1 to 8 ranks by default; [`Communicator::memory_bytes`] tells.
 ///
 /// # Dropping
 ///
@@ -53,22 +45,36 @@ const DEFAULT_STAGING_BYTES: usize = 32 << 20;
 /// freed, and a warning is logged.
 pub struct Communicator {
     rank: u32,
-    stream: Arc<Stream>,
     kernels: Kernels,
-    /// Blocks that a rank may have resident, by threads: the least of all ranks.
+    /// Blocks that a rank may have resident, where [`resident_index`] says: the least of all ranks.
     resident: Vec<u32>,
     options: Options,
-    priors: crate::protocol::plan::Priors,
+    priors: Priors,
+    forced: Option<Choice>,
+    /// Whether the device has programmatic dependent launch.
+    dependent_launch: bool,
+    /// The stream of the last call, if its grid was too large for the next to come early.
+    last_large: Option<usize>,
     group: Arc<Group>,
 }
 
 /// What all communicators of a group hold.
 struct Group {
-    layout: Layout,
+    /// The regions of every segment, one behind the other: for flags and their slots, and for LL packets.
+    regions: [Layout; 2],
     segments: Vec<Arc<Segment>>,
     records: Vec<Arc<Record>>,
     devices: Vec<Arc<Device>>,
-    aborted: Arc<AtomicBool>,
+}
+
+/// How a kernel overlaps with those before and after it in its stream.
+struct Neighbours {
+    /// It is made ready while the previous kernel runs.
+    behind_previous: bool,
+    /// It lets the next one's blocks come while it runs.
+    early: bool,
+    /// The stream, if the grid is too large for that.
+    large: Option<usize>,
 }
 
 /// Keeps a group's memory alive, for graphs that use it.
@@ -78,29 +84,15 @@ pub(crate) struct Lifeline(#[allow(dead_code)] Arc<Group>);
 /// Aborts a group from any thread.
 #[derive(Clone)]
 pub struct AbortHandle {
-    stream: Arc<Stream>,
     group: Arc<Group>,
 }
 
 impl AbortHandle {
-    /// Ends every rank's wait, now and later: kernels that run leave without writing what they have not got, and every
-    /// call and check of the group returns [`Error::Aborted`]. Returns at once.
-    pub fn abort(&self) -> Result<()> {
-        self.group.aborted.store(true, Ordering::Release);
-        let device = self.stream_device();
-        let _entered = device.enter()?;
-        for segment in &self.group.segments {
-            // SAFETY: the word lies in the segment, which the group holds and this device maps.
-            let status = unsafe {
-                sys::cuMemsetD32Async(segment.address(), bindings::PEERSUM_ABORT_BY_HOST, 1, self.stream.handle)
-            };
-            check("cuMemsetD32Async", Some(device.ordinal), status)?;
-        }
-        Ok(())
-    }
-
-    fn stream_device(&self) -> &Device {
-        self.stream.device()
+    /// Ends every rank's wait, now and later: kernels that wait leave within a millisecond or so without having written
+    /// their output, and every call and check of the group returns [`Error::Aborted`]. Only writes a word of host memory:
+    /// it returns at once, and works whatever the devices are busy with.
+    pub fn abort(&self) {
+        self.group.records.iter().for_each(|record| record.request_abort());
     }
 }
 
@@ -169,7 +161,7 @@ impl Communicator {
 
         // A kernel that runs now may wait for its peers for the timeout; what it leaves behind goes after that.
         let patience = options.timeout.saturating_add(Duration::from_secs(1));
-        let kernels = Kernels::load(&device, world, patience)?;
+        let kernels = Kernels::load(&device, world)?;
         let mine: Vec<u32> = kernels.resident(&device)?.into_iter().map(|blocks| blocks / sharing).collect();
         let resident = seat
             .all_gather(mine)?
@@ -178,22 +170,26 @@ impl Communicator {
         let resident = resident.unwrap_or_default();
 
         let staging = options.staging_bytes.unwrap_or(DEFAULT_STAGING_BYTES);
-        let layout = Layout::new(world, bindings::PEERSUM_MAX_BLOCKS, staging)?;
-        let stream = Arc::new(Stream::new(device.clone())?);
+        let region = Layout::new(world, bindings::PEERSUM_MAX_BLOCKS, staging / 2)?;
+        let regions = [region; 2];
+        let bytes = regions.iter().map(Layout::segment_bytes).sum();
         // Cleared before any peer knows of it, so that no peer's flag can be wiped.
-        let segment = Segment::new(distinct(&device, &devices), layout.segment_bytes(), patience)?;
-        segment.clear(options.first_epoch, &stream)?;
+        let segment = Segment::new(distinct(&device, &devices), bytes, patience)?;
+        segment.clear([0, regions[0].segment_bytes()], options.first_epoch)?;
         let segments = seat.all_gather(Arc::new(segment))?;
         let records = seat.all_gather(Arc::new(Record::new(device.clone(), patience)?))?;
-        let aborted = seat.all_gather(Arc::new(AtomicBool::new(false)))?[0].clone();
-        let group = Arc::new(Group { layout, segments, records, devices, aborted });
+        let group = Arc::new(Group { regions, segments, records, devices });
         Ok(Communicator {
             rank: rank as u32,
-            stream,
             kernels,
             resident,
             options: options.clone(),
             priors: priors::choose,
+            forced: None,
+            dependent_launch: device
+                .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
+                >= 9,
+            last_large: None,
             group,
         })
     }
@@ -205,12 +201,16 @@ impl Communicator {
 
     /// The number of ranks.
     pub fn world_size(&self) -> usize {
-        self.group.layout.world as usize
+        self.group.regions[0].world as usize
     }
 
     /// The ordinal of this rank's device.
     pub fn device(&self) -> usize {
-        self.stream.device().ordinal
+        self.own_device().ordinal
+    }
+
+    fn own_device(&self) -> &Device {
+        &self.group.devices[self.rank as usize]
     }
 
     /// Bytes of device memory that this rank takes.
@@ -224,8 +224,22 @@ impl Communicator {
         if bytes == 0 || self.world_size() == 1 {
             return Ok(None);
         }
-        let resident = |threads: u32| self.resident.get(threads as usize / 32 - 1).copied().unwrap_or(0);
-        plan(bytes, &self.group.layout, &self.options, self.priors, &resident).map(Some)
+        let resident = |algorithm, threads| self.resident_blocks(algorithm, threads);
+        let mut options = self.options.clone();
+        if let Some(forced) = self.forced {
+            options = options.algorithm(forced.algorithm).blocks(forced.blocks).threads(forced.threads);
+        }
+        plan(bytes, &self.group.regions[0], &options, self.priors, &resident).map(Some)
+    }
+
+    /// Runs every following call as `choice` says, until it is `None`: for measuring candidates. Every rank must set the
+    /// same between the same calls, or they will be told that their calls differ.
+    pub fn force(&mut self, choice: Option<Choice>) -> Result<()> {
+        if let Some(choice) = choice {
+            validate(&self.options.clone().blocks(choice.blocks).threads(choice.threads))?;
+        }
+        self.forced = choice;
+        Ok(())
     }
 
     /// The failure of the group, if there is one: of this rank or of any other. Doesn't synchronise: what a kernel that
@@ -238,33 +252,37 @@ impl Communicator {
                 cause => return Err(cause),
             }
         }
-        if self.group.aborted.load(Ordering::Acquire) {
+        if self.group.records.iter().any(|record| record.abort_requested()) {
             return Err(Error::Aborted { by: None });
         }
         aborted.map_or(Ok(()), Err)
     }
 
     /// Aborts the group; see [`AbortHandle::abort`].
-    pub fn abort(&self) -> Result<()> {
-        self.abort_handle().abort()
+    pub fn abort(&self) {
+        self.abort_handle().abort();
     }
 
     /// A handle that aborts the group from any thread, also while this rank is busy.
     pub fn abort_handle(&self) -> AbortHandle {
-        AbortHandle { stream: self.stream.clone(), group: self.group.clone() }
+        AbortHandle { group: self.group.clone() }
     }
 
-    /// The last finished epoch of every block. Waits for work that was enqueued in the context; for tests.
+    /// The last finished epoch of every block, of rounds by flags and then of rounds by packets. Waits for work that was enqueued in the context; for tests.
     pub fn epochs(&self) -> Result<Vec<u32>> {
-        let device = self.stream.device();
-        let mut epochs = vec![0u32; bindings::PEERSUM_MAX_BLOCKS as usize];
-        let from = self.group.segments[self.rank as usize].address()
-            + std::mem::offset_of!(bindings::peersum_control, epochs) as u64;
+        let device = self.own_device();
+        let blocks = bindings::PEERSUM_MAX_BLOCKS as usize;
+        let mut epochs = vec![0u32; 2 * blocks];
+        let address = self.group.segments[self.rank as usize].address();
+        let offset = std::mem::offset_of!(bindings::peersum_control, epochs) as u64;
         let _entered = device.enter()?;
-        // SAFETY: the epochs lie in the segment, and the vector has room for all of them.
-        unsafe {
-            check("cuCtxSynchronize", Some(device.ordinal), sys::cuCtxSynchronize())?;
-            let status = sys::cuMemcpyDtoH_v2(epochs.as_mut_ptr().cast(), from, size_of_val(epochs.as_slice()));
+        // SAFETY: waits for the context that is current.
+        check("cuCtxSynchronize", Some(device.ordinal), unsafe { sys::cuCtxSynchronize() })?;
+        for (epochs, region) in epochs.chunks_mut(blocks).zip([0, self.group.regions[0].segment_bytes()]) {
+            // SAFETY: the epochs lie in the segment, and the slice has room for a region's.
+            let status = unsafe {
+                sys::cuMemcpyDtoH_v2(epochs.as_mut_ptr().cast(), address + region + offset, size_of_val(epochs))
+            };
             check("cuMemcpyDtoH", Some(device.ordinal), status)?;
         }
         Ok(epochs)
@@ -307,7 +325,7 @@ impl Communicator {
             return Ok(());
         }
         validate_addresses(input, output, count, bytes, dtype)?;
-        let device = self.stream.device();
+        let device = &*self.group.devices[self.rank as usize];
         let stream = driver::stream_handle(stream);
         let _entered = device.enter()?;
         let mut context = ptr::null_mut();
@@ -324,27 +342,55 @@ impl Communicator {
             }
             return Ok(());
         };
+        let overlap = self.overlap(plan, stream);
         let mut call = self.call(input, output, count as u64, bytes, dtype, op, plan);
+        call.early = u32::from(overlap.early);
         let mut arguments = [ptr::from_mut(&mut call).cast::<c_void>()];
+        // SAFETY: an attribute is plain data, for which all zeros is a value.
+        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let config = sys::CUlaunchConfig {
+            gridDimX: plan.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: plan.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(overlap.behind_previous),
+        };
+        let function = self.kernels.function(plan.algorithm, dtype, op);
         // SAFETY: the kernel takes one peersum_call by value, which the driver copies now. What it points to is the
         // group's, which outlives the work (`Segment` waits for it), or the caller's, who vouches for it. The grid is
-        // resident together with all other ranks' of the device, by `plan`.
-        let status = unsafe {
-            sys::cuLaunchKernel(
-                self.kernels.function(plan.algorithm, dtype, op),
-                plan.blocks,
-                1,
-                1,
-                plan.threads,
-                1,
-                1,
-                0,
-                stream,
-                arguments.as_mut_ptr(),
-                ptr::null_mut(),
-            )
-        };
-        check("cuLaunchKernel", Some(device.ordinal), status)
+        // resident together with all other ranks' of the device, by `plan`, and with the next one's, by `overlap`.
+        let status = unsafe { sys::cuLaunchKernelEx(&config, function, arguments.as_mut_ptr(), ptr::null_mut()) };
+        check("cuLaunchKernel", Some(device.ordinal), status)?;
+        self.last_large = overlap.large;
+        Ok(())
+    }
+
+    /// How this call's kernel may overlap with its neighbours in the stream so that all blocks that wait for peers, of
+    /// all ranks of the device, stay resident together.
+    ///
+    /// The next kernel's blocks may come early only where this grid and the next take at most half of a rank's place
+    /// each. A larger grid keeps the next from coming until its own blocks end, and itself comes before the last kernel
+    /// has ended only where that was as large: then it takes the place of blocks that have ended.
+    fn overlap(&self, plan: Plan, stream: sys::CUstream) -> Neighbours {
+        let small = 2 * plan.blocks <= self.resident_blocks(plan.algorithm, plan.threads);
+        let stream = stream as usize;
+        let on = self.dependent_launch && self.options.overlap != Overlap::Off;
+        Neighbours {
+            behind_previous: on && (small || self.last_large == Some(stream)),
+            early: on && small && self.options.overlap == Overlap::Early,
+            large: (!small).then_some(stream),
+        }
+    }
+
+    fn resident_blocks(&self, algorithm: Algorithm, threads: u32) -> u32 {
+        self.resident.get(resident_index(algorithm, threads)).copied().unwrap_or(0)
     }
 
     #[allow(clippy::too_many_arguments)] // the fields of one struct
@@ -363,25 +409,30 @@ impl Communicator {
         for (address, segment) in segments.iter_mut().zip(&group.segments) {
             *address = segment.address();
         }
-        let blocks = u64::from(plan.blocks);
+        let by_packets = plan.algorithm.by_packets();
+        let layout = &group.regions[usize::from(by_packets)];
+        let (units, blocks) = (bytes.div_ceil(plan.algorithm.unit_bytes()), u64::from(plan.blocks));
         bindings::peersum_call {
             segments,
             input,
             output,
             count,
-            block_packs: packs(bytes) / blocks,
-            slot_bytes: group.layout.slot_bytes,
-            chunk_packs: plan.chunk_bytes / PACK_BYTES,
+            region: if by_packets { group.regions[0].segment_bytes() } else { 0 },
+            slot_bytes: layout.slot_bytes,
+            block_units: units / blocks,
+            chunk_units: plan.chunk_bytes / plan.algorithm.unit_bytes(),
             timeout_ns: u64::try_from(self.options.timeout.as_nanos()).unwrap_or(u64::MAX),
             record: group.records[self.rank as usize].device_address(),
             rank: self.rank,
-            world: group.layout.world,
-            max_blocks: group.layout.max_blocks,
+            world: layout.world,
+            max_blocks: layout.max_blocks,
             op: op.code(),
             hash: Call { bytes, dtype, op, plan }.hash(),
             vector_input: u32::from(input % PACK_BYTES == 0),
             vector_output: u32::from(output % PACK_BYTES == 0),
-            longer_blocks: (packs(bytes) % blocks) as u32,
+            longer_blocks: (units % blocks) as u32,
+            early: 0,
+            reserved: 0,
         }
     }
 
@@ -390,7 +441,7 @@ impl Communicator {
     }
 
     pub(crate) fn context(&self) -> sys::CUcontext {
-        self.stream.device().context()
+        self.own_device().context()
     }
 }
 

@@ -69,20 +69,23 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Fills it with zeros, and its epochs with `first_epoch`, and waits for that.
-    pub(crate) fn clear(&self, first_epoch: u32, stream: &Stream) -> Result<()> {
+    /// Fills it with zeros, and the epochs of the regions that start at these offsets with `first_epoch`, and waits.
+    pub(crate) fn clear(&self, regions: [u64; 2], first_epoch: u32) -> Result<()> {
+        let stream = Stream::new(self.devices[0].clone())?;
         let ordinal = Some(self.devices[0].ordinal);
-        let epochs = self.address + mem::offset_of!(bindings::peersum_control, epochs) as u64;
+        let blocks = bindings::PEERSUM_MAX_BLOCKS as usize;
         let _entered = self.devices[0].enter()?;
-        // SAFETY: both ranges lie in the segment, which no other rank knows of yet.
-        unsafe {
-            let status = sys::cuMemsetD8Async(self.address, 0, self.reserved, stream.handle);
-            check("cuMemsetD8Async", ordinal, status)?;
-            let blocks = bindings::PEERSUM_MAX_BLOCKS as usize;
-            let status = sys::cuMemsetD32Async(epochs, first_epoch, blocks, stream.handle);
+        // SAFETY: the range is the segment, which no other rank knows of yet.
+        let status = unsafe { sys::cuMemsetD8Async(self.address, 0, self.reserved, stream.handle) };
+        check("cuMemsetD8Async", ordinal, status)?;
+        for region in regions {
+            let epochs = self.address + region + mem::offset_of!(bindings::peersum_control, epochs) as u64;
+            // SAFETY: a region starts with its control, so the range lies in the segment.
+            let status = unsafe { sys::cuMemsetD32Async(epochs, first_epoch, blocks, stream.handle) };
             check("cuMemsetD32Async", ordinal, status)?;
-            check("cuStreamSynchronize", ordinal, sys::cuStreamSynchronize(stream.handle))
         }
+        // SAFETY: the stream is ours.
+        check("cuStreamSynchronize", ordinal, unsafe { sys::cuStreamSynchronize(stream.handle) })
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -165,6 +168,20 @@ impl Record {
         self.address as u64
     }
 
+    /// Asks the rank's kernels to give up at their next look.
+    pub(crate) fn request_abort(&self) {
+        // SAFETY: an aligned u32 in live memory; kernels load it as one and never write it.
+        let word = unsafe { AtomicU32::from_ptr(ptr::addr_of_mut!((*self.address).abort_requested)) };
+        word.store(1, Ordering::Release);
+    }
+
+    /// Whether that was asked for.
+    pub(crate) fn abort_requested(&self) -> bool {
+        // SAFETY: as in `request_abort`.
+        let word = unsafe { AtomicU32::from_ptr(ptr::addr_of_mut!((*self.address).abort_requested)) };
+        word.load(Ordering::Acquire) != 0
+    }
+
     /// What was written, if the rank gave up.
     pub(crate) fn read(&self) -> Option<bindings::peersum_record> {
         // SAFETY: `state` is an aligned u32 in live memory, and the kernels write it as one.
@@ -190,19 +207,14 @@ impl Drop for Record {
     }
 }
 
-/// A stream of ours, for clearing and aborting; it waits for nobody's.
-pub(crate) struct Stream {
-    pub(crate) handle: sys::CUstream,
+/// A stream of ours, for clearing; it waits for nobody's.
+struct Stream {
+    handle: sys::CUstream,
     device: Arc<Device>,
 }
 
-// SAFETY: a stream handle may be used from any thread.
-unsafe impl Send for Stream {}
-// SAFETY: the driver serialises what threads do to a stream.
-unsafe impl Sync for Stream {}
-
 impl Stream {
-    pub(crate) fn new(device: Arc<Device>) -> Result<Stream> {
+    fn new(device: Arc<Device>) -> Result<Stream> {
         let mut handle = ptr::null_mut();
         {
             let _entered = device.enter()?;
@@ -211,10 +223,6 @@ impl Stream {
             check("cuStreamCreate", Some(device.ordinal), unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
         }
         Ok(Stream { handle, device })
-    }
-
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
     }
 }
 

@@ -5,10 +5,13 @@
 //!
 //! # Ranks that share a device
 //!
-//! A device may stand several times in the list that [`Communicator::local`] takes. All ranks' blocks must then run at
-//! the same time: the plan bounds them by what is resident together, counting the ranks, but every rank also needs a
-//! hardware queue of its own. Set `CUDA_DEVICE_MAX_CONNECTIONS=32` before CUDA starts; with fewer, one rank's kernel can
-//! wait behind another's, until the timeout. Other work on the device that fills it makes calls slower, not wrong.
+//! A device may stand several times in the list that [`Communicator::local`] takes, for tests. All ranks' blocks must then
+//! run at the same time. The plan bounds them by what is resident together, counting the ranks. But each rank's stream
+//! also needs a hardware queue of its own: where two streams share one, and one rank has enqueued its next call, the
+//! other's kernel waits behind that, and both wait for each other until the timeout. So set
+//! `CUDA_DEVICE_MAX_CONNECTIONS=32` before CUDA starts (there are 8 queues otherwise), and make the ranks' streams once,
+//! one after the other: streams that are made and destroyed over and over come to share queues, seen with 3 ranks and 32
+//! queues. Other work on the device that fills it makes calls slower, not wrong.
 //!
 //! # Threads of one process
 //!

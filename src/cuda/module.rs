@@ -4,8 +4,7 @@ use std::{
     collections::HashMap,
     ffi::{CString, c_int},
     ptr,
-    sync::{Arc, Mutex, PoisonError, Weak},
-    time::{Duration, Instant},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use cudarc::driver::sys;
@@ -43,11 +42,11 @@ fn kernel_name(algorithm: Algorithm, dtype: DType, kind: Kind, world: u32) -> St
     format!("peersum_{algorithm}_{dtype}_{kind}_{world}")
 }
 
-/// The images of the kernels, loaded into a device's context.
+/// The images of the kernels, loaded into a device's context, for the rest of the process: loading takes longer than
+/// everything else that a group needs, and unloading would have to wait for whatever runs.
 pub(crate) struct Module {
     device: Arc<Device>,
     handles: Vec<sys::CUmodule>,
-    patience: Duration,
 }
 
 // SAFETY: module handles may be used from any thread.
@@ -56,19 +55,19 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// The module of the device, shared by all communicators of the process that are alive.
-    pub(crate) fn get(device: &Arc<Device>, patience: Duration) -> Result<Arc<Module>> {
-        static LOADED: Mutex<Option<HashMap<usize, Weak<Module>>>> = Mutex::new(None);
+    /// The module of the device.
+    pub(crate) fn get(device: &Arc<Device>) -> Result<Arc<Module>> {
+        static LOADED: Mutex<Option<HashMap<usize, Arc<Module>>>> = Mutex::new(None);
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = loaded.get_or_insert_with(HashMap::new);
-        if let Some(module) = loaded.get(&device.ordinal).and_then(Weak::upgrade) {
-            return Ok(module);
+        if let Some(module) = loaded.get(&device.ordinal) {
+            return Ok(module.clone());
         }
         let images = images();
         if images.is_empty() {
             return Err(Error::KernelsNotBuilt { reason: super::missing_kernels().into() });
         }
-        let mut module = Module { device: device.clone(), handles: Vec::new(), patience };
+        let mut module = Module { device: device.clone(), handles: Vec::new() };
         let _entered = device.enter()?;
         for image in images {
             let mut handle = ptr::null_mut();
@@ -78,7 +77,7 @@ impl Module {
             module.handles.push(handle);
         }
         let module = Arc::new(module);
-        loaded.insert(device.ordinal, Arc::downgrade(&module));
+        loaded.insert(device.ordinal, module.clone());
         Ok(module)
     }
 
@@ -99,21 +98,6 @@ impl Module {
     }
 }
 
-impl Drop for Module {
-    fn drop(&mut self) {
-        if !self.device.quiesce(Instant::now() + self.patience) {
-            return; // a kernel may still run
-        }
-        let Ok(_entered) = self.device.enter() else { return };
-        for &handle in &self.handles {
-            // SAFETY: it was loaded in this context, and no kernel of it runs.
-            unsafe {
-                let _ = sys::cuModuleUnload(handle);
-            }
-        }
-    }
-}
-
 /// The kernels of one world size on one device.
 pub(crate) struct Kernels {
     /// By algorithm, type and kind; empty for a world of one, which needs none.
@@ -127,8 +111,8 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    pub(crate) fn load(device: &Arc<Device>, world: u32, patience: Duration) -> Result<Kernels> {
-        let module = Module::get(device, patience)?;
+    pub(crate) fn load(device: &Arc<Device>, world: u32) -> Result<Kernels> {
+        let module = Module::get(device)?;
         let _entered = device.enter()?;
         let mut functions = Vec::new();
         if world > 1 {
@@ -148,16 +132,17 @@ impl Kernels {
         self.functions[index * Kind::ALL.len() + Kind::of(op) as usize]
     }
 
-    /// How many blocks of any of the kernels are resident together on the device, by threads of a block: entry i is for
-    /// 32·(i + 1) threads.
+    /// How many blocks of any of an algorithm's kernels are resident together on the device, by algorithm and threads of
+    /// a block; [`resident_index`] says where.
     pub(crate) fn resident(&self, device: &Device) -> Result<Vec<u32>> {
         let processors = device.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let _entered = device.enter()?;
-        (32..=bindings::PEERSUM_MAX_THREADS)
-            .step_by(32)
-            .map(|threads| {
+        let of_algorithm = DType::ALL.len() * Kind::ALL.len();
+        let mut resident = Vec::new();
+        for functions in self.functions.chunks(of_algorithm) {
+            for threads in (WARP..=bindings::PEERSUM_MAX_THREADS).step_by(WARP as usize) {
                 let mut least = u32::MAX;
-                for &function in &self.functions {
+                for &function in functions {
                     let mut blocks = 0;
                     // SAFETY: the function is loaded, the context current, `blocks` a valid place for the answer.
                     let status = unsafe {
@@ -166,10 +151,18 @@ impl Kernels {
                     check("cuOccupancyMaxActiveBlocksPerMultiprocessor", Some(device.ordinal), status)?;
                     least = least.min((blocks * processors).max(0) as u32);
                 }
-                Ok(least)
-            })
-            .collect()
+                resident.push(least);
+            }
+        }
+        Ok(resident)
     }
+}
+
+const WARP: u32 = 32;
+
+/// Where in [`Kernels::resident`]'s answer an algorithm with so many threads stands.
+pub(crate) fn resident_index(algorithm: Algorithm, threads: u32) -> usize {
+    (algorithm.code() * (bindings::PEERSUM_MAX_THREADS / WARP) + threads / WARP) as usize - 1
 }
 
 #[cfg(test)]

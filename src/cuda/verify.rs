@@ -1,7 +1,7 @@
 //! Inputs that the device makes, and a check of results that the device does: for tests, and for whoever wants to know
 //! that every element is right at sizes where the host would take too long.
 
-use std::{ffi::c_void, ptr, sync::Arc, time::Duration};
+use std::{ffi::c_void, ptr, sync::Arc};
 
 use cudarc::driver::sys;
 
@@ -34,7 +34,7 @@ impl Verifier {
     /// On the device with this ordinal, in its primary context.
     pub fn new(device: usize) -> Result<Verifier> {
         let device = Device::open(device)?;
-        let module = Module::get(&device, Duration::from_secs(1))?;
+        let module = Module::get(&device)?;
         let entered = device.enter()?;
         let of_types = |what: &str| -> Result<Vec<_>> {
             DType::ALL.iter().map(|dtype| module.function(&format!("peersum_{what}_{dtype}"))).collect()

@@ -44,6 +44,7 @@ impl Communicator {
     ///
     /// * [`Error::UnsupportedWorld`] for 0 ranks, or for more than 128.
     /// * [`Error::InvalidOption`] if the staging is too small or too large for so many ranks.
+    /// * [`Error::AlgorithmUnavailable`] if the options force one that is not in [`ALGORITHMS`](super::ALGORITHMS).
     /// * [`Error::System`] if the system has no memory for the segments.
     pub fn local(world: usize, options: &Options) -> Result<Vec<Communicator>> {
         Ok(Communicator::of_group(Group::new(layout(world, options)?, options)?, options))
@@ -123,7 +124,10 @@ impl Communicator {
         if bytes == 0 || self.group.layout.world == 1 {
             return Ok(None);
         }
-        let plan = protocol::plan::plan(bytes, &self.group.layout, &self.options, priors::choose, &|_threads| BLOCKS)?;
+        let plan =
+            protocol::plan::plan(bytes, &self.group.layout, &self.options, priors::choose, &|_algorithm, _threads| {
+                BLOCKS
+            })?;
         Ok(Some(Plan { threads: 1, ..plan }))
     }
 
@@ -232,13 +236,18 @@ impl fmt::Debug for AbortHandle {
 fn layout(world: usize, options: &Options) -> Result<Layout> {
     let unsupported = || Error::UnsupportedWorld { world, backend: "the host backend", most: MAX_RANKS as usize };
     let ranks = u32::try_from(world).ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks)).ok_or_else(unsupported)?;
+    if let Some(algorithm) = options.algorithm.filter(|algorithm| !super::ALGORITHMS.contains(algorithm)) {
+        return Err(Error::AlgorithmUnavailable {
+            algorithm,
+            reason: "it runs on GPUs only; the host has four others".into(),
+        });
+    }
     Layout::new(ranks, BLOCKS, options.staging_bytes.unwrap_or(STAGING_BYTES))
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::Algorithm;
 
     /// Field case A05 (lightseekorg/tokenspeed#351): algorithms that shared a counter drifted apart when they alternated.
     #[test]
@@ -249,7 +258,7 @@ mod tests {
                 for call in 0..calls {
                     // Every algorithm follows every other, in strict alternation first.
                     let index = if call < calls / 2 { call % 2 } else { (call / 4 + call * (call / 16 % 4)) % 4 };
-                    communicator.force(Algorithm::ALL[index]);
+                    communicator.force(super::super::ALGORITHMS[index]);
                     let count = 1 + call % 300;
                     let value = |rank: usize, index: usize| ((call + rank * 3 + index) % 64) as f32;
                     let mut buffer: Vec<_> = (0..count).map(|index| value(communicator.rank(), index)).collect();

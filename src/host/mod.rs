@@ -14,3 +14,11 @@ mod sync;
 mod wait;
 
 pub use communicator::{AbortHandle, Communicator};
+
+/// The algorithms that run here. LL packets save a fence that the host's memory order doesn't need.
+pub const ALGORITHMS: [crate::Algorithm; 4] = [
+    crate::Algorithm::OneShot,
+    crate::Algorithm::TwoShot,
+    crate::Algorithm::OneShotPull,
+    crate::Algorithm::TwoShotPull,
+];

@@ -244,9 +244,7 @@ impl Capture {
     pub fn finish(mut self) -> Result<Graph> {
         self.open = false;
         let stream = self.stream.clone();
-        let graph = bound(&stream, "cuStreamEndCapture", || {
-            stream.end_capture(sys::CUgraphInstantiate_flags(0))
-        })?;
+        let graph = bound(&stream, "cuStreamEndCapture", || stream.end_capture(sys::CUgraphInstantiate_flags(0)))?;
         let graph = graph.ok_or_else(|| Error::System {
             call: "cuStreamEndCapture",
             reason: "the capture was invalidated by a call that can't be captured".into(),
@@ -263,9 +261,7 @@ impl Drop for Capture {
         if self.open {
             let stream = self.stream.clone();
             // The capture may be invalid already; either way the stream is out of it now.
-            let _ = bound(&stream, "cuStreamEndCapture", || {
-                stream.end_capture(sys::CUgraphInstantiate_flags(0))
-            });
+            let _ = bound(&stream, "cuStreamEndCapture", || stream.end_capture(sys::CUgraphInstantiate_flags(0)));
         }
     }
 }

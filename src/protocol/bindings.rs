@@ -2,10 +2,11 @@
 #![allow(dead_code, missing_docs, non_camel_case_types, unreachable_pub)]
 
 pub const PEERSUM_MAX_RANKS: u32 = 8;
-pub const PEERSUM_MAX_BLOCKS: u32 = 128;
+pub const PEERSUM_MAX_BLOCKS: u32 = 64;
 pub const PEERSUM_MAX_THREADS: u32 = 512;
 pub const PEERSUM_LINE_BYTES: u32 = 128;
 pub const PEERSUM_PACK_BYTES: u32 = 16;
+pub const PEERSUM_LL_PAYLOAD_BYTES: u32 = 12;
 pub const PEERSUM_CONTROL_BYTES: u32 = 4096;
 pub const PEERSUM_F32: u32 = 0;
 pub const PEERSUM_F16: u32 = 1;
@@ -18,6 +19,8 @@ pub const PEERSUM_ONE_SHOT: u32 = 0;
 pub const PEERSUM_TWO_SHOT: u32 = 1;
 pub const PEERSUM_ONE_SHOT_PULL: u32 = 2;
 pub const PEERSUM_TWO_SHOT_PULL: u32 = 3;
+pub const PEERSUM_ONE_SHOT_LL: u32 = 4;
+pub const PEERSUM_TWO_SHOT_LL: u32 = 5;
 pub const PEERSUM_PHASE_EXCHANGE: u32 = 0;
 pub const PEERSUM_PHASE_REDUCE_SCATTER: u32 = 1;
 pub const PEERSUM_PHASE_ALL_GATHER: u32 = 2;
@@ -32,11 +35,11 @@ pub struct peersum_control {
     pub abort: u32,
     pub claimed: u32,
     pub reserved: [u32; 30usize],
-    pub epochs: [u32; 128usize],
+    pub epochs: [u32; 64usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of peersum_control"][::core::mem::size_of::<peersum_control>() - 640usize];
+    ["Size of peersum_control"][::core::mem::size_of::<peersum_control>() - 384usize];
     ["Alignment of peersum_control"][::core::mem::align_of::<peersum_control>() - 4usize];
     ["Offset of field: peersum_control::abort"][::core::mem::offset_of!(peersum_control, abort) - 0usize];
     ["Offset of field: peersum_control::claimed"][::core::mem::offset_of!(peersum_control, claimed) - 4usize];
@@ -46,6 +49,7 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct peersum_record {
+    pub abort_requested: u32,
     pub state: u32,
     pub reason: u32,
     pub rank: u32,
@@ -54,25 +58,29 @@ pub struct peersum_record {
     pub phase: u32,
     pub epoch: u32,
     pub abort: u32,
+    pub reserved: u32,
     pub expected: u64,
     pub observed: u64,
     pub waited_ns: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of peersum_record"][::core::mem::size_of::<peersum_record>() - 56usize];
+    ["Size of peersum_record"][::core::mem::size_of::<peersum_record>() - 64usize];
     ["Alignment of peersum_record"][::core::mem::align_of::<peersum_record>() - 8usize];
-    ["Offset of field: peersum_record::state"][::core::mem::offset_of!(peersum_record, state) - 0usize];
-    ["Offset of field: peersum_record::reason"][::core::mem::offset_of!(peersum_record, reason) - 4usize];
-    ["Offset of field: peersum_record::rank"][::core::mem::offset_of!(peersum_record, rank) - 8usize];
-    ["Offset of field: peersum_record::peer"][::core::mem::offset_of!(peersum_record, peer) - 12usize];
-    ["Offset of field: peersum_record::block"][::core::mem::offset_of!(peersum_record, block) - 16usize];
-    ["Offset of field: peersum_record::phase"][::core::mem::offset_of!(peersum_record, phase) - 20usize];
-    ["Offset of field: peersum_record::epoch"][::core::mem::offset_of!(peersum_record, epoch) - 24usize];
-    ["Offset of field: peersum_record::abort"][::core::mem::offset_of!(peersum_record, abort) - 28usize];
-    ["Offset of field: peersum_record::expected"][::core::mem::offset_of!(peersum_record, expected) - 32usize];
-    ["Offset of field: peersum_record::observed"][::core::mem::offset_of!(peersum_record, observed) - 40usize];
-    ["Offset of field: peersum_record::waited_ns"][::core::mem::offset_of!(peersum_record, waited_ns) - 48usize];
+    ["Offset of field: peersum_record::abort_requested"]
+        [::core::mem::offset_of!(peersum_record, abort_requested) - 0usize];
+    ["Offset of field: peersum_record::state"][::core::mem::offset_of!(peersum_record, state) - 4usize];
+    ["Offset of field: peersum_record::reason"][::core::mem::offset_of!(peersum_record, reason) - 8usize];
+    ["Offset of field: peersum_record::rank"][::core::mem::offset_of!(peersum_record, rank) - 12usize];
+    ["Offset of field: peersum_record::peer"][::core::mem::offset_of!(peersum_record, peer) - 16usize];
+    ["Offset of field: peersum_record::block"][::core::mem::offset_of!(peersum_record, block) - 20usize];
+    ["Offset of field: peersum_record::phase"][::core::mem::offset_of!(peersum_record, phase) - 24usize];
+    ["Offset of field: peersum_record::epoch"][::core::mem::offset_of!(peersum_record, epoch) - 28usize];
+    ["Offset of field: peersum_record::abort"][::core::mem::offset_of!(peersum_record, abort) - 32usize];
+    ["Offset of field: peersum_record::reserved"][::core::mem::offset_of!(peersum_record, reserved) - 36usize];
+    ["Offset of field: peersum_record::expected"][::core::mem::offset_of!(peersum_record, expected) - 40usize];
+    ["Offset of field: peersum_record::observed"][::core::mem::offset_of!(peersum_record, observed) - 48usize];
+    ["Offset of field: peersum_record::waited_ns"][::core::mem::offset_of!(peersum_record, waited_ns) - 56usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -81,9 +89,10 @@ pub struct peersum_call {
     pub input: u64,
     pub output: u64,
     pub count: u64,
-    pub block_packs: u64,
+    pub region: u64,
     pub slot_bytes: u64,
-    pub chunk_packs: u64,
+    pub block_units: u64,
+    pub chunk_units: u64,
     pub timeout_ns: u64,
     pub record: u64,
     pub rank: u32,
@@ -94,26 +103,31 @@ pub struct peersum_call {
     pub vector_input: u32,
     pub vector_output: u32,
     pub longer_blocks: u32,
+    pub early: u32,
+    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of peersum_call"][::core::mem::size_of::<peersum_call>() - 160usize];
+    ["Size of peersum_call"][::core::mem::size_of::<peersum_call>() - 176usize];
     ["Alignment of peersum_call"][::core::mem::align_of::<peersum_call>() - 8usize];
     ["Offset of field: peersum_call::segments"][::core::mem::offset_of!(peersum_call, segments) - 0usize];
     ["Offset of field: peersum_call::input"][::core::mem::offset_of!(peersum_call, input) - 64usize];
     ["Offset of field: peersum_call::output"][::core::mem::offset_of!(peersum_call, output) - 72usize];
     ["Offset of field: peersum_call::count"][::core::mem::offset_of!(peersum_call, count) - 80usize];
-    ["Offset of field: peersum_call::block_packs"][::core::mem::offset_of!(peersum_call, block_packs) - 88usize];
+    ["Offset of field: peersum_call::region"][::core::mem::offset_of!(peersum_call, region) - 88usize];
     ["Offset of field: peersum_call::slot_bytes"][::core::mem::offset_of!(peersum_call, slot_bytes) - 96usize];
-    ["Offset of field: peersum_call::chunk_packs"][::core::mem::offset_of!(peersum_call, chunk_packs) - 104usize];
-    ["Offset of field: peersum_call::timeout_ns"][::core::mem::offset_of!(peersum_call, timeout_ns) - 112usize];
-    ["Offset of field: peersum_call::record"][::core::mem::offset_of!(peersum_call, record) - 120usize];
-    ["Offset of field: peersum_call::rank"][::core::mem::offset_of!(peersum_call, rank) - 128usize];
-    ["Offset of field: peersum_call::world"][::core::mem::offset_of!(peersum_call, world) - 132usize];
-    ["Offset of field: peersum_call::max_blocks"][::core::mem::offset_of!(peersum_call, max_blocks) - 136usize];
-    ["Offset of field: peersum_call::op"][::core::mem::offset_of!(peersum_call, op) - 140usize];
-    ["Offset of field: peersum_call::hash"][::core::mem::offset_of!(peersum_call, hash) - 144usize];
-    ["Offset of field: peersum_call::vector_input"][::core::mem::offset_of!(peersum_call, vector_input) - 148usize];
-    ["Offset of field: peersum_call::vector_output"][::core::mem::offset_of!(peersum_call, vector_output) - 152usize];
-    ["Offset of field: peersum_call::longer_blocks"][::core::mem::offset_of!(peersum_call, longer_blocks) - 156usize];
+    ["Offset of field: peersum_call::block_units"][::core::mem::offset_of!(peersum_call, block_units) - 104usize];
+    ["Offset of field: peersum_call::chunk_units"][::core::mem::offset_of!(peersum_call, chunk_units) - 112usize];
+    ["Offset of field: peersum_call::timeout_ns"][::core::mem::offset_of!(peersum_call, timeout_ns) - 120usize];
+    ["Offset of field: peersum_call::record"][::core::mem::offset_of!(peersum_call, record) - 128usize];
+    ["Offset of field: peersum_call::rank"][::core::mem::offset_of!(peersum_call, rank) - 136usize];
+    ["Offset of field: peersum_call::world"][::core::mem::offset_of!(peersum_call, world) - 140usize];
+    ["Offset of field: peersum_call::max_blocks"][::core::mem::offset_of!(peersum_call, max_blocks) - 144usize];
+    ["Offset of field: peersum_call::op"][::core::mem::offset_of!(peersum_call, op) - 148usize];
+    ["Offset of field: peersum_call::hash"][::core::mem::offset_of!(peersum_call, hash) - 152usize];
+    ["Offset of field: peersum_call::vector_input"][::core::mem::offset_of!(peersum_call, vector_input) - 156usize];
+    ["Offset of field: peersum_call::vector_output"][::core::mem::offset_of!(peersum_call, vector_output) - 160usize];
+    ["Offset of field: peersum_call::longer_blocks"][::core::mem::offset_of!(peersum_call, longer_blocks) - 164usize];
+    ["Offset of field: peersum_call::early"][::core::mem::offset_of!(peersum_call, early) - 168usize];
+    ["Offset of field: peersum_call::reserved"][::core::mem::offset_of!(peersum_call, reserved) - 172usize];
 };

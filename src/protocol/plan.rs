@@ -2,11 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use super::{
-    bindings,
-    layout::{LINE_BYTES, Layout},
-    split,
-};
+use super::{bindings, layout::Layout, split::PACK_BYTES};
 use crate::{Error, Options, Result};
 
 /// How an all-reduce moves its data.
@@ -23,12 +19,22 @@ pub enum Algorithm {
     OneShotPull,
     /// Reduce-scatter, then all-gather, by loads from the peers' staging.
     TwoShotPull,
+    /// One-shot by LL packets, which carry their own signal: no fence, a third more bytes. CUDA only.
+    OneShotLl,
+    /// Two-shot by LL packets. CUDA only.
+    TwoShotLl,
 }
 
 impl Algorithm {
     /// All algorithms, in the order of their codes.
-    pub const ALL: [Algorithm; 4] =
-        [Algorithm::OneShot, Algorithm::TwoShot, Algorithm::OneShotPull, Algorithm::TwoShotPull];
+    pub const ALL: [Algorithm; 6] = [
+        Algorithm::OneShot,
+        Algorithm::TwoShot,
+        Algorithm::OneShotPull,
+        Algorithm::TwoShotPull,
+        Algorithm::OneShotLl,
+        Algorithm::TwoShotLl,
+    ];
 
     pub(crate) const fn code(self) -> u32 {
         match self {
@@ -36,6 +42,8 @@ impl Algorithm {
             Algorithm::TwoShot => bindings::PEERSUM_TWO_SHOT,
             Algorithm::OneShotPull => bindings::PEERSUM_ONE_SHOT_PULL,
             Algorithm::TwoShotPull => bindings::PEERSUM_TWO_SHOT_PULL,
+            Algorithm::OneShotLl => bindings::PEERSUM_ONE_SHOT_LL,
+            Algorithm::TwoShotLl => bindings::PEERSUM_TWO_SHOT_LL,
         }
     }
 
@@ -46,15 +54,27 @@ impl Algorithm {
             Algorithm::TwoShot => "two-shot",
             Algorithm::OneShotPull => "one-shot-pull",
             Algorithm::TwoShotPull => "two-shot-pull",
+            Algorithm::OneShotLl => "one-shot-ll",
+            Algorithm::TwoShotLl => "two-shot-ll",
         }
     }
 
     /// Rounds that a chunk takes.
     pub const fn rounds(self) -> u32 {
         match self {
-            Algorithm::OneShot | Algorithm::OneShotPull => 1,
-            Algorithm::TwoShot | Algorithm::TwoShotPull => 2,
+            Algorithm::OneShot | Algorithm::OneShotPull | Algorithm::OneShotLl => 1,
+            Algorithm::TwoShot | Algorithm::TwoShotPull | Algorithm::TwoShotLl => 2,
         }
+    }
+
+    /// Whether it moves LL packets, which need a region of their own.
+    pub const fn by_packets(self) -> bool {
+        matches!(self, Algorithm::OneShotLl | Algorithm::TwoShotLl)
+    }
+
+    /// Bytes of the units that it splits a message into: a pack, or the payload of a packet.
+    pub const fn unit_bytes(self) -> u64 {
+        if self.by_packets() { bindings::PEERSUM_LL_PAYLOAD_BYTES as u64 } else { PACK_BYTES }
     }
 
     /// The most bytes of a message that one block can move in one chunk: the gate and the kernels both use it.
@@ -67,6 +87,8 @@ impl Algorithm {
             Algorithm::TwoShot | Algorithm::OneShotPull | Algorithm::TwoShotPull => {
                 layout.slot_bytes * u64::from(layout.world)
             }
+            Algorithm::OneShotLl => layout.slot_bytes / PACK_BYTES * self.unit_bytes(),
+            Algorithm::TwoShotLl => layout.slot_bytes / PACK_BYTES * self.unit_bytes() * u64::from(layout.world),
         }
     }
 }
@@ -98,7 +120,7 @@ pub struct Plan {
     pub blocks: u32,
     /// Threads of a block. The host backend has one.
     pub threads: u32,
-    /// Bytes that a block moves in one chunk: a multiple of [`LINE_BYTES`].
+    /// Bytes that a block moves in one chunk: a multiple of [`Algorithm::unit_bytes`].
     pub chunk_bytes: u64,
 }
 
@@ -116,8 +138,8 @@ pub struct Choice {
 /// Where choices come from: a pure function of the message's bytes and the number of ranks.
 pub type Priors = fn(bytes: u64, world: u32) -> Choice;
 
-/// What bounds the blocks of a call: given the threads of a block, how many can be resident together.
-pub type Resident<'a> = &'a dyn Fn(u32) -> u32;
+/// What bounds the blocks of a call: given an algorithm and the threads of a block, how many can be resident together.
+pub type Resident<'a> = &'a dyn Fn(Algorithm, u32) -> u32;
 
 /// The plan of a message of `bytes` bytes, or why the forced choice can't run.
 ///
@@ -131,9 +153,10 @@ pub fn plan(bytes: u64, layout: &Layout, options: &Options, priors: Priors, resi
     if let Some(threads) = options.threads {
         choice.threads = threads;
     }
-    // A block without a pack would wait for nobody and be waited for by nobody, but costs a launch.
-    let most_by_size = split::packs(bytes).min(u64::from(layout.max_blocks)) as u32;
-    let most_resident = resident(choice.threads);
+    // A block without a unit would wait for nobody and be waited for by nobody, but costs a launch.
+    let units = bytes.div_ceil(choice.algorithm.unit_bytes());
+    let most_by_size = units.min(u64::from(layout.max_blocks)) as u32;
+    let most_resident = resident(choice.algorithm, choice.threads);
     let blocks = match options.blocks {
         Some(forced) if forced > layout.max_blocks || forced > most_resident => {
             return Err(Error::AlgorithmUnavailable {
@@ -150,6 +173,6 @@ pub fn plan(bytes: u64, layout: &Layout, options: &Options, priors: Priors, resi
     };
     let blocks = blocks.clamp(1, most_by_size.max(1));
     let chunk_bytes = choice.algorithm.chunk_capacity(layout);
-    debug_assert!(chunk_bytes > 0 && chunk_bytes.is_multiple_of(LINE_BYTES));
+    debug_assert!(chunk_bytes > 0 && chunk_bytes.is_multiple_of(choice.algorithm.unit_bytes()));
     Ok(Plan { algorithm: choice.algorithm, blocks, threads: choice.threads, chunk_bytes })
 }

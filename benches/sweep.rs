@@ -1,0 +1,208 @@
+//! Times every algorithm on every grid, for the table of priors: `cargo bench --bench sweep -- [RANKS ...]`.
+//!
+//! All ranks run on device 0 unless `PEERSUM_SWEEP_DEVICES` lists others. Every rank's calls are captured in one CUDA
+//! graph of 100 on a stream of its own, and all graphs are launched together; in rounds over the candidates, so that
+//! drift hits all alike. Prints CSV: kernel,blocks,threads,ranks,bytes,median_us,min_us,wrong.
+//!
+//! What it can't tell where ranks share a device: a peer's memory is the same L2, so a pull looks as cheap as a push, and
+//! there is no wire. The hops and bytes of each protocol decide between them (docs/measurements.md); this decides grids.
+
+use std::{sync::Arc, time::Duration};
+
+use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, DevicePtr, sys};
+use peersum::{
+    Algorithm, Choice, DType, Options, ReduceOp,
+    cuda::{self, Communicator, Verifier},
+};
+
+const CALLS: usize = 100;
+const ROUNDS: usize = 7;
+const WARMUPS: usize = 2;
+const SIZES: [usize; 9] = [8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20];
+const DTYPE: DType = DType::BF16;
+
+struct Rank {
+    communicator: Communicator,
+    stream: Arc<CudaStream>,
+    verifier: Verifier,
+    input: CudaSlice<u8>,
+    output: CudaSlice<u8>,
+    state: CudaSlice<u64>,
+}
+
+struct Candidate {
+    choice: Choice,
+    graphs: Vec<CudaGraph>,
+    microseconds: Vec<f32>,
+    wrong: u64,
+}
+
+fn main() {
+    // SAFETY: no other thread runs yet.
+    unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
+    if let Err(error) = cuda::available() {
+        println!("skipped: {error}");
+        return;
+    }
+    let worlds: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
+    let worlds = if worlds.is_empty() { vec![2, 4, 8] } else { worlds };
+    println!("kernel,blocks,threads,ranks,bytes,median_us,min_us,wrong");
+    for world in worlds {
+        sweep(world);
+    }
+}
+
+fn devices(world: usize) -> Vec<usize> {
+    let listed = std::env::var("PEERSUM_SWEEP_DEVICES").unwrap_or_else(|_| "0".into());
+    let listed: Vec<usize> = listed.split(',').map(|device| device.parse().expect("a device")).collect();
+    (0..world).map(|rank| listed[rank * listed.len() / world]).collect()
+}
+
+fn sweep(world: usize) {
+    let most = *SIZES.last().unwrap();
+    let communicators =
+        Communicator::local(&devices(world), &Options::default().timeout(Duration::from_secs(3))).unwrap();
+    let mut ranks: Vec<Rank> = communicators
+        .into_iter()
+        .map(|communicator| {
+            let stream = CudaContext::new(communicator.device()).unwrap().new_stream().unwrap();
+            Rank {
+                verifier: Verifier::new(communicator.device()).unwrap(),
+                input: stream.alloc_zeros(most).unwrap(),
+                output: stream.alloc_zeros(most).unwrap(),
+                state: stream.clone_htod(&[1u64, 0]).unwrap(),
+                communicator,
+                stream,
+            }
+        })
+        .collect();
+    for bytes in SIZES {
+        let mut candidates: Vec<Candidate> = choices(bytes, world)
+            .into_iter()
+            .filter_map(|choice| {
+                let graphs = ranks.iter_mut().map(|rank| capture(rank, choice, bytes)).collect::<Option<Vec<_>>>()?;
+                Some(Candidate { choice, graphs, microseconds: Vec::new(), wrong: 0 })
+            })
+            .collect();
+        synchronize(&ranks);
+        for round in 0..ROUNDS + WARMUPS {
+            for candidate in &mut candidates {
+                if round == 0 {
+                    prepare(&ranks, bytes);
+                }
+                let microseconds = replay(&ranks, &candidate.graphs);
+                if round == 0 {
+                    candidate.wrong = wrong(&mut ranks, bytes);
+                }
+                if round >= WARMUPS {
+                    candidate.microseconds.push(microseconds);
+                }
+            }
+        }
+        candidates.sort_by(|left, right| median(&left.microseconds).total_cmp(&median(&right.microseconds)));
+        for Candidate { choice, microseconds, wrong, .. } in &candidates {
+            let least = microseconds.iter().copied().fold(f32::INFINITY, f32::min);
+            let Choice { algorithm, blocks, threads } = choice;
+            println!("{algorithm},{blocks},{threads},{world},{bytes},{:.2},{least:.2},{wrong}", median(microseconds));
+        }
+    }
+}
+
+/// Grids with one to eight packs a thread, as far as they can be resident.
+fn choices(bytes: usize, world: usize) -> Vec<Choice> {
+    let packs = bytes / 16;
+    let most_blocks = (256 / world).min(64);
+    let mut choices = Vec::new();
+    for algorithm in Algorithm::ALL {
+        for threads in [64, 128, 256, 384, 512] {
+            let mut last = 0;
+            for a_thread in [1, 2, 4, 8, 16] {
+                let blocks = packs.div_ceil(threads * a_thread).clamp(1, most_blocks);
+                if blocks != last {
+                    choices.push(Choice { algorithm, blocks: blocks as u32, threads: threads as u32 });
+                    last = blocks;
+                }
+            }
+        }
+    }
+    choices
+}
+
+fn capture(rank: &mut Rank, choice: Choice, bytes: usize) -> Option<CudaGraph> {
+    rank.communicator.force(Some(choice)).unwrap();
+    let count = bytes / DTYPE.size();
+    rank.communicator.plan(count, DTYPE).ok()?;
+    let (input, output) = (rank.input.device_ptr(&rank.stream).0, rank.output.device_ptr(&rank.stream).0);
+    rank.stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+    for _ in 0..CALLS {
+        let stream = rank.stream.cu_stream().cast();
+        // SAFETY: both tensors have room for the largest size and outlive the graph.
+        unsafe { rank.communicator.all_reduce_raw(input, output, count, DTYPE, ReduceOp::Sum, stream).unwrap() };
+    }
+    let graph = rank.stream.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    graph.upload().unwrap();
+    Some(graph)
+}
+
+/// New inputs, and outputs that are wrong everywhere.
+fn prepare(ranks: &[Rank], bytes: usize) {
+    for rank in ranks {
+        let (input, output) = (rank.input.device_ptr(&rank.stream).0, rank.output.device_ptr(&rank.stream).0);
+        let (number, round) = (rank.communicator.rank() as u32, rank.state.device_ptr(&rank.stream).0);
+        let stream = rank.stream.cu_stream();
+        // SAFETY: the tensors have room for the largest size, `state` holds the round.
+        unsafe {
+            cudarc::driver::result::memset_d8_async(output, 0xff, bytes, stream).unwrap();
+            rank.verifier.fill(input, bytes / DTYPE.size(), DTYPE, number, round, stream.cast()).unwrap();
+        }
+    }
+    synchronize(ranks);
+}
+
+fn wrong(ranks: &mut [Rank], bytes: usize) -> u64 {
+    let world = ranks.len() as u32;
+    for rank in &*ranks {
+        let (output, state) = (rank.output.device_ptr(&rank.stream).0, rank.state.device_ptr(&rank.stream).0);
+        let (count, stream) = (bytes / DTYPE.size(), rank.stream.cu_stream().cast());
+        // SAFETY: as in `prepare`.
+        unsafe {
+            rank.verifier.check(output, count, DTYPE, world, ReduceOp::Sum, state, state + 8, stream).unwrap();
+            rank.verifier.advance(state, stream).unwrap();
+        }
+    }
+    synchronize(ranks);
+    let mut wrong = 0;
+    for rank in ranks {
+        rank.communicator.check().unwrap();
+        let state = rank.stream.clone_dtoh(&rank.state).unwrap();
+        wrong += state[1];
+        rank.stream.memcpy_htod(&[state[0], 0], &mut rank.state).unwrap();
+    }
+    wrong
+}
+
+/// Microseconds a call, on the rank that took longest.
+fn replay(ranks: &[Rank], graphs: &[CudaGraph]) -> f32 {
+    let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+    let mut events = Vec::new();
+    for (rank, graph) in ranks.iter().zip(graphs) {
+        let start = rank.stream.record_event(flags).unwrap();
+        graph.launch().unwrap();
+        events.push((start, rank.stream.record_event(flags).unwrap()));
+    }
+    synchronize(ranks);
+    let milliseconds = events.iter().map(|(start, stop)| start.elapsed_ms(stop).unwrap()).fold(0.0, f32::max);
+    milliseconds * 1000.0 / CALLS as f32
+}
+
+fn synchronize(ranks: &[Rank]) {
+    for rank in ranks {
+        rank.stream.synchronize().unwrap();
+    }
+}
+
+fn median(samples: &[f32]) -> f32 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f32::total_cmp);
+    sorted[sorted.len() / 2]
+}

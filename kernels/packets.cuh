@@ -1,0 +1,108 @@
+// A block's rounds by LL packets: 12 bytes of payload and the epoch in one 16-byte access, so that the arrival of the data
+// is the signal. No fence, no barrier between storing and reading.
+//
+// To prove: when round e overwrites a half, everybody has finished reading round e-2. A block ends each chunk with a
+// barrier, `conclude`, so none of its threads stores round e+1 of a new chunk before all have read round e; and within a
+// two-shot chunk, a thread stores a packet of round e+1 only after it has read the packets of round e that it reduces.
+// In every round every rank gets a packet from every peer (parts are padded to one packet at least), and `conclude` makes
+// what one thread has seen known to all. So a rank that starts round e has packets of round e-1 from every peer, which
+// each stored after it had finished reading round e-2.
+//
+// Fresh memory is 0, so no round has epoch 0; the epoch goes from 2^32-1 to 2, which keeps the halves in turn.
+#pragma once
+
+#include "reduce.cuh"
+#include "round.cuh"
+
+namespace peersum {
+
+constexpr int kPayloadWords = PEERSUM_LL_PAYLOAD_BYTES / 4;
+
+// Packets of every source for one place.
+template <int N>
+struct Packets {
+  Pack of[N];
+};
+
+template <int N>
+class PacketBlock : public Rounds<N> {
+  using Rounds<N>::call_;
+  using Rounds<N>::epoch_;
+  using Rounds<N>::abort_;
+
+ public:
+  using Rounds<N>::Rounds;
+
+  __device__ uint32_t epoch() const { return epoch_; }
+
+  __device__ void next_round() {
+    if (++epoch_ == 0) epoch_ = 2;
+  }
+
+  // Tells a peer which call this round belongs to, in the flag line of this half. The peer watches for it while it polls
+  // the packets of a one-shot's round, or of a two-shot's second; a thread may announce such a round only when it has
+  // packets of the round before from every peer, or the block has concluded it: before that a peer may still watch for
+  // what it would overwrite.
+  __device__ void announce(uint32_t peer) const {
+    store_relaxed_sys(this->flag_of(peer, call_.rank), this->flag());
+  }
+
+  // What a thread watches for beside packets: that `peer` is in the same call.
+  struct Watch {
+    const uint64_t* flag;  // null: for nothing
+    uint64_t awaited;
+    uint32_t peer;
+  };
+  __device__ Watch watch(bool watches, uint32_t peer) const {
+    return Watch{watches ? this->flag_of(call_.rank, peer) : nullptr, this->flag(), peer};
+  }
+
+  __device__ void store(Pack* to, const Pack& payload) const {
+    store_packet_relaxed_sys(to, Pack{{payload.words[0], payload.words[1], payload.words[2], epoch_}});
+  }
+
+  // Loads kCount packets of a round until all have its epoch; packet i is at from(i), written by peer(i), and is awaited
+  // if wants(i). False if it gave up.
+  template <int kCount, typename From, typename Peer, typename Wants>
+  __device__ bool poll(Pack (&packets)[kCount], uint32_t epoch, uint32_t phase, const Watch& watch, const From& from,
+                       const Peer& peer, const Wants& wants) const {
+    uint64_t started = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; i++) packets[i].words[3] = ~epoch;
+    for (uint32_t spins = 1;; spins++) {
+      // Only those that have not come: polling again for the others would take bandwidth from the stores it waits for.
+#pragma unroll
+      for (int i = 0; i < kCount; i++) {
+        if (wants(i) && packets[i].words[3] != epoch) packets[i] = load_packet_relaxed_sys(from(i));
+      }
+      bool arrived = watch.flag == nullptr || load_relaxed_sys(watch.flag) == watch.awaited;
+#pragma unroll
+      for (int i = 0; i < kCount; i++) arrived = arrived && (!wants(i) || packets[i].words[3] == epoch);
+      if (arrived) return true;
+      if (spins % kSpinsBetweenLooks != 0 && abort_ == 0) continue;
+      uint32_t missing = watch.peer;
+#pragma unroll
+      for (int i = kCount - 1; i >= 0; i--) {
+        if (wants(i) && packets[i].words[3] != epoch) missing = peer(i);
+      }
+      const uint64_t flag = static_cast<uint64_t>(call_.hash) << PEERSUM_HASH_SHIFT | epoch;
+      const Awaited awaited{missing, blockIdx.x, phase, flag};
+      const Outcome outcome = look(call_, flag_line(missing, epoch), awaited, started);
+      if (outcome.reason == 0) continue;
+      give_up(call_, awaited, outcome);
+      return false;
+    }
+  }
+
+  // Ends a chunk: all threads have read what they waited for. All threads call it, with whether their own polls
+  // succeeded. False, for all of them, if anybody gave up.
+  __device__ bool conclude(bool arrived) const { return __syncthreads_and(arrived); }
+
+ private:
+  __device__ const uint64_t* flag_line(uint32_t writer, uint32_t epoch) const {
+    return global<uint64_t>(this->region_of(call_.rank) +
+                            peersum_flag_offset(N, call_.max_blocks, epoch & 1u, blockIdx.x, writer));
+  }
+};
+
+}  // namespace peersum
