@@ -21,3 +21,6 @@ pub(crate) fn choose(bytes: u64, world: u32) -> Choice {
     let blocks = packs.div_ceil(u64::from(threads)).clamp(1, 64) as u32;
     Choice { algorithm, blocks, threads }
 }
+
+#[cfg(test)]
+mod tests;

@@ -157,6 +157,13 @@ pub fn plan(bytes: u64, layout: &Layout, options: &Options, priors: Priors, resi
     let units = bytes.div_ceil(choice.algorithm.unit_bytes());
     let most_by_size = units.min(u64::from(layout.max_blocks)) as u32;
     let most_resident = resident(choice.algorithm, choice.threads);
+    if most_resident == 0 {
+        // One block would be launched all the same, and wait for blocks that can't come while it is there.
+        return Err(Error::AlgorithmUnavailable {
+            algorithm: choice.algorithm,
+            reason: format!("not one block of {} threads can be resident beside those of all ranks", choice.threads),
+        });
+    }
     let blocks = match options.blocks {
         Some(forced) if forced > layout.max_blocks || forced > most_resident => {
             return Err(Error::AlgorithmUnavailable {
@@ -176,3 +183,6 @@ pub fn plan(bytes: u64, layout: &Layout, options: &Options, priors: Priors, resi
     debug_assert!(chunk_bytes > 0 && chunk_bytes.is_multiple_of(choice.algorithm.unit_bytes()));
     Ok(Plan { algorithm: choice.algorithm, blocks, threads: choice.threads, chunk_bytes })
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
