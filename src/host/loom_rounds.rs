@@ -1,7 +1,7 @@
 //! loom runs every interleaving of two ranks (of two-shots, those with up to three involuntary switches), and in each
 //! every order that the memory model allows.
 //!
-//!     RUSTFLAGS="--cfg loom" cargo test --release --lib loom_
+//!     cargo test --release --package models --lib
 
 use loom::thread;
 

@@ -1,6 +1,6 @@
 //! shuttle runs more ranks than loom can, in random schedules and in those of probabilistic concurrency testing.
 //!
-//!     RUSTFLAGS="--cfg shuttle" cargo test --release --lib shuttle_
+//!     cargo test --release --package models --lib --no-default-features --features shuttle
 
 use shuttle::thread;
 

@@ -33,7 +33,7 @@ pub fn chunks(range: Range<u64>, chunk: u64) -> impl Iterator<Item = Range<u64>>
     range.step_by(chunk as usize).map(move |start| start..(start + chunk).min(end))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use proptest::prelude::*;
 
