@@ -26,7 +26,7 @@ fn calls(world: usize, algorithms: &'static [Algorithm], fault: Fault) {
                 rank.force(algorithms[call % algorithms.len()]);
                 rank.all_reduce(&input, &mut output, ReduceOp::Sum).unwrap();
                 let sum = |index| (0..world).map(|rank| value(rank, index)).sum::<f32>();
-                assert!((0..count).all(|index| output[index] == sum(index)), "stale or torn data in call {call}");
+                assert!((0..count).all(|index| output[index] == sum(index)), "race: stale or torn data in call {call}");
             }
             rank.epochs()
         })
