@@ -32,8 +32,11 @@ const DEFAULT_NVCC: &str = "/usr/local/cuda/bin/nvcc";
 const REQUIRE: &str = "PEERSUM_REQUIRE_NVCC";
 const ONLY: &str = "PEERSUM_CUDA_ARCHS";
 
-const INSTALL: &str = "install the CUDA toolkit, 12.0 or later (12.8 or later for machine code for 10.x and 12.x), \
-                       then set PEERSUM_NVCC to its nvcc or CUDA_HOME to its folder, or put nvcc on PATH";
+/// The oldest CUDA that compiles the kernels: 16-byte accesses at system scope are of PTX ISA 8.4.
+const OLDEST: (u32, u32) = (12, 4);
+
+const INSTALL: &str = "install the CUDA toolkit, 12.4 or later (12.8 or later for machine code for 10.x and 12.x), \
+                       then set PEERSUM_NVCC to its nvcc or CUDA_HOME to its folder, or put nvcc on PATH, and build again";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -83,9 +86,12 @@ fn compile(out: &Path) -> Result<Result<Vec<String>, String>, String> {
     println!("cargo::rustc-env=PEERSUM_BUILT_WITH={}", nvcc.display());
     println!("cargo::rustc-env=PEERSUM_FATBIN_DIR={}", out.display());
     let supported = numbers(&run(Command::new(&nvcc).arg("--list-gpu-code"))?);
-    let targets = targets(variable(ONLY).as_deref(), &supported).map_err(|message| {
-        let version = run(Command::new(&nvcc).arg("--version")).unwrap_or_default();
-        format!("{message}; {} is of {}", nvcc.display(), release(&version).unwrap_or("an unknown release"))
+    let targets = run(Command::new(&nvcc).arg("--version")).and_then(|version| {
+        check_release(&version)
+            .and_then(|()| targets(variable(ONLY).as_deref(), &supported))
+            .map_err(|message| {
+                format!("{message}; {} is of {}", nvcc.display(), release(&version).unwrap_or("an unknown release"))
+            })
     })?;
     for warning in &targets.warnings {
         println!("cargo::warning={warning}");
@@ -189,7 +195,7 @@ pub(crate) struct Targets {
 
 /// Chooses from what this nvcc supports. `only` is a list such as "90" or "80,90", for quick builds while developing.
 pub(crate) fn targets(only: Option<&OsStr>, supported: &BTreeSet<u32>) -> Result<Targets, String> {
-    let needed = |number: u32| if number < 100 { "12.0" } else { "12.8" };
+    let needed = |number: u32| if number < 100 { "12.4" } else { "12.8" };
     if let Some(only) = only {
         let list = only.to_str().ok_or_else(|| format!("{ONLY} is not UTF-8"))?;
         let mut machine = BTreeSet::new();
@@ -258,6 +264,17 @@ pub(crate) fn numbers(list: &str) -> BTreeSet<u32> {
 pub(crate) fn release(version: &str) -> Option<&str> {
     let start = version.find("release ")?;
     version[start..].split([',', '\n']).next()
+}
+
+/// Whether the nvcc that printed this is new enough. One that doesn't say is left to fail by itself.
+pub(crate) fn check_release(version: &str) -> Result<(), String> {
+    let numbers = release(version)
+        .and_then(|release| release.strip_prefix("release ")?.trim().split_once('.'))
+        .and_then(|(major, minor)| Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?)));
+    match numbers {
+        Some(found) if found < OLDEST => Err(format!("nvcc must be of CUDA {}.{} or later", OLDEST.0, OLDEST.1)),
+        _ => Ok(()),
+    }
 }
 
 /// The source of `$OUT_DIR/kernels.rs`.

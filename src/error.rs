@@ -44,13 +44,10 @@ pub enum Error {
         reason: String,
     },
 
-    /// The crate was built where no nvcc was found.
-    #[error(
-        "this build of peersum has no CUDA kernels: {reason}. Install a CUDA toolkit of 12.8 or later, or PyPI's \
-         nvidia-cuda-nvcc, and build again with PEERSUM_NVCC or CUDA_HOME pointing at it"
-    )]
+    /// The crate was built without its kernels, for one where no nvcc was found.
+    #[error("this build of peersum has no CUDA kernels: {reason}")]
     KernelsNotBuilt {
-        /// What build.rs looked for.
+        /// What build.rs says: what it looked for, and what to install.
         reason: String,
     },
 

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, ffi::OsString, path::Path};
 #[path = "../build.rs"]
 mod build_script;
 
-use build_script::{Targets, arguments, find_nvcc, numbers, release, rust_source, targets};
+use build_script::{Targets, arguments, check_release, find_nvcc, numbers, release, rust_source, targets};
 
 /// Looks for nvcc among these variables and files.
 fn find(variables: &[(&str, &str)], files: &[&str]) -> Result<Option<String>, String> {
@@ -65,7 +65,19 @@ fn an_old_nvcc_leaves_new_gpus_to_ptx_and_a_too_old_one_is_refused() {
     assert_eq!(chosen.warnings.len(), 2);
     assert!(chosen.warnings[0].contains("sm_100 (CUDA 12.8 or later can)"), "{:?}", chosen.warnings);
     let error = targets(None, &numbers("sm_70\nsm_80\n")).unwrap_err();
-    assert!(error.contains("CUDA 12.0 or later"), "{error}");
+    assert!(error.contains("CUDA 12.4 or later"), "{error}");
+}
+
+#[test]
+fn an_nvcc_older_than_the_kernels_is_refused() {
+    let check = |release: &str| check_release(&format!("nvcc: NVIDIA (R) Cuda compiler driver\n{release}\n"));
+    for release in ["release 12.4, V12.4.99", "release 12.10, V12.10.0", "release 13.0, V13.0.88", "no such line"] {
+        assert_eq!(check(&format!("Cuda compilation tools, {release}")), Ok(()), "{release}");
+    }
+    for release in ["release 12.3, V12.3.107", "release 11.8, V11.8.89"] {
+        let error = check(&format!("Cuda compilation tools, {release}")).unwrap_err();
+        assert!(error.contains("CUDA 12.4 or later"), "{error}");
+    }
 }
 
 #[test]
