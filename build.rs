@@ -87,9 +87,10 @@ fn compile(out: &Path) -> Result<Result<Vec<String>, String>, String> {
     println!("cargo::rustc-env=PEERSUM_FATBIN_DIR={}", out.display());
     let supported = numbers(&run(Command::new(&nvcc).arg("--list-gpu-code"))?);
     let version = run(Command::new(&nvcc).arg("--version"))?;
-    let targets = check_release(&version)
-        .and_then(|()| targets(variable(ONLY).as_deref(), &supported))
-        .map_err(|message| format!("{message}; {} is of {}", nvcc.display(), release(&version).unwrap_or("no release")))?;
+    let targets =
+        check_release(&version).and_then(|()| targets(variable(ONLY).as_deref(), &supported)).map_err(|message| {
+            format!("{message}; {} is of {}", nvcc.display(), release(&version).unwrap_or("no release"))
+        })?;
     for warning in &targets.warnings {
         println!("cargo::warning={warning}");
     }
