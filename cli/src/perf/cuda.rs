@@ -28,6 +28,9 @@ pub(crate) struct CudaGroup {
     communicators: Vec<Communicator>,
     /// By rank, each device's primary context.
     contexts: Vec<Arc<CudaContext>>,
+    /// By rank. Made once: streams that are made and destroyed over and over come to share hardware queues, and ranks
+    /// that share a device would wait for each other until the timeout.
+    streams: Vec<Arc<CudaStream>>,
     devices: Vec<Device>,
 }
 
@@ -43,10 +46,20 @@ impl CudaGroup {
             version_name(version),
             version_name(OLDEST)
         );
-        let communicators = Communicator::local(devices, options)?;
+        // Before the ranks wait for each other: to make a context can take longer than the timeout, which is about calls.
         let contexts: Vec<_> = devices
             .iter()
-            .map(|&device| CudaContext::new(device).map_err(failed("cuDevicePrimaryCtxRetain")))
+            .map(|&device| {
+                CudaContext::new(device)
+                    .map_err(failed("cuDevicePrimaryCtxRetain"))
+                    .with_context(|| format!("device {device}"))
+            })
+            .collect::<Result<_>>()?;
+        let communicators = Communicator::local(devices, options)?;
+        let streams = contexts
+            .iter()
+            // Does not wait for the null stream, nor the null stream for it.
+            .map(|context| context.new_stream().map_err(failed("cuStreamCreate")))
             .collect::<Result<_>>()?;
         let devices = contexts
             .iter()
@@ -54,7 +67,7 @@ impl CudaGroup {
                 Ok(Device { ordinal: context.ordinal(), pci: Some(pci(context)?), core: None, name: name(context)? })
             })
             .collect::<Result<_>>()?;
-        Ok(CudaGroup { communicators, contexts, devices })
+        Ok(CudaGroup { communicators, contexts, streams, devices })
     }
 
     /// The devices, each once.
@@ -91,13 +104,12 @@ impl Group for CudaGroup {
         }
         self.communicators
             .iter_mut()
-            .zip(&self.contexts)
-            .map(|(communicator, context)| {
+            .zip(self.contexts.iter().zip(&self.streams))
+            .map(|(communicator, (context, stream))| {
                 Ok(CudaRank {
                     communicator,
                     prepared: None,
-                    // Does not wait for the null stream, nor the null stream for it.
-                    stream: context.new_stream().map_err(failed("cuStreamCreate"))?,
+                    stream: stream.clone(),
                     send: Memory::new(context, bytes)?,
                     receive: Memory::new(context, bytes)?,
                     context: context.clone(),
