@@ -176,6 +176,24 @@ fn the_report_holds_a_record_for_each_size_type_reduction_and_placement() {
 }
 
 #[test]
+fn cycles_repeat_the_rows_and_are_told_apart() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("report.json");
+    let output = perf(&format!("--backend host -g 2 -e 4K -n 2 -N 3 -J {}", file.display()));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let sizes: Vec<_> = rows(&output).into_iter().map(|row| row[0].clone()).collect();
+    assert_eq!(sizes, ["1024", "4096", "1024", "4096", "1024", "4096"]);
+    assert!(stdout(&output).contains("# Cycle 2 of 3\n"));
+    let report = report(&file);
+    let cycles: Vec<_> =
+        report["results"].as_array().expect("records").iter().map(|record| record["cycle"].clone()).collect();
+    // Each size out of place and in place.
+    assert_eq!(cycles, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]);
+    assert_eq!((&report["config"]["run_cycles"], &report["config"]["timeout_s"]), (&3.into(), &10.0.into()));
+    assert!(report["config"]["overlap"].is_null());
+}
+
+#[test]
 fn what_has_no_meaning_is_not_a_number() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("report.json");
@@ -211,6 +229,10 @@ fn what_can_not_run_is_said_before_anything_is_measured() {
         ("--backend host -G 5", "--cudagraph"),
         ("--backend host --devices 0", "--devices"),
         ("--backend host --threads 64", "--threads"),
+        ("--backend host --overlap late", "--overlap"),
+        ("--backend host --algorithm one-shot-ll", "one-shot-ll can't run this call: it runs on GPUs only"),
+        ("--backend host --algorithm two-shot-ll", "two-shot-ll can't run this call: it runs on GPUs only"),
+        ("-N 0", "-N 0"),
         ("--backend host -g 100000", "100000"),
         ("--backend host -J out.txt", ".json"),
         ("--backend host -e 1K -J /nowhere/at/all.json", "/nowhere/at/all.json"),

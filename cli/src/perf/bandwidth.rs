@@ -14,7 +14,16 @@ What the columns mean:
 What busbw is not: it is not measured traffic. It is computed from the time alone and does not know the algorithm (a
 one-shot sends (n-1) x size per rank, more than busbw counts), nor the topology; a reduction in the switch can exceed
 the link's speed in it. For small messages it says nothing: there the time is latency. Between runs compare time at
-equal size; between numbers of ranks compare busbw.";
+equal size; between numbers of ranks compare busbw.
+
+Flags of nccl-tests that have another form here, or none:
+  -z, --blocking 1       is --timing synchronized
+  -C, --report_cputime   the host's clock is wall_time_us in the JSON, beside the device's
+  -N, --run_cycles 0     cycles without end: give a number
+  -t, -p                 there is one process, with a thread for each rank, and ranks join at the same time
+  -m, --agg_iters        calls are not aggregated
+  -r, --root             all-reduce has none
+  -S, -y, -R             no timestamps in the table; no null stream; no buffer has to be registered";
 
 /// Bytes per second, in GB/s, at which a call of `bytes` bytes that takes `time_us` reduces its tensor.
 ///

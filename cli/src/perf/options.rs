@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use peersum::{Algorithm, DType, Options, ReduceOp};
+use peersum::{Algorithm, DType, Options, Overlap, ReduceOp};
 
 use super::{
     bandwidth,
@@ -53,6 +53,10 @@ pub(crate) struct Arguments {
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value_t = 5, help_heading = "Timing")]
     warmup: usize,
 
+    /// Goes through all rows this many times: shows what drifts as the machine warms up
+    #[arg(short = 'N', long = "run_cycles", value_name = "N", default_value_t = 1, help_heading = "Timing")]
+    cycles: usize,
+
     /// Replays of the graph; 0 measures eager calls. CUDA only [default: 10]
     #[arg(short = 'G', long = "cudagraph", value_name = "N", help_heading = "Timing")]
     replays: Option<usize>,
@@ -97,12 +101,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Ranks")]
     pub(crate) backend: BackendChoice,
 
-    /// Seconds that a rank waits for its peers before the run fails [default: 30]
+    /// Seconds that a rank waits for its peers before the run fails, saying for whom [default: 10]
     #[arg(short = 'T', long = "timeout", value_name = "S", help_heading = "Library")]
     timeout: Option<f64>,
 
-    /// Runs every call by this algorithm: one-shot, two-shot, one-shot-pull, two-shot-pull
-    #[arg(long, value_name = "NAME", help_heading = "Library")]
+    #[arg(long, value_name = "NAME", help = algorithm_help(), help_heading = "Library")]
     algorithm: Option<Algorithm>,
 
     /// Runs every call with this many blocks
@@ -112,6 +115,10 @@ pub(crate) struct Arguments {
     /// Runs every call with this many threads per block. CUDA only
     #[arg(long, value_name = "N", help_heading = "Library", value_parser = clap::value_parser!(u32).range(1..))]
     threads: Option<u32>,
+
+    /// How far a call's kernel may overlap with the next one's (programmatic dependent launch). CUDA only [default: early]
+    #[arg(long, value_name = "HOW", help_heading = "Library")]
+    overlap: Option<OverlapChoice>,
 
     /// Staging per rank; longer messages go through it in chunks [default: the backend's own]
     #[arg(long, value_name = "SIZE", help_heading = "Library")]
@@ -150,6 +157,19 @@ enum OpChoice {
     All,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OverlapChoice {
+    /// The next kernel's blocks come while a call runs, and wait for its end
+    Early,
+    /// The next kernel is made ready while a call runs, and starts at its end
+    Late,
+    /// The next kernel starts when the call has finished
+    Off,
+}
+
+/// How long ranks wait where nothing is said: a rank that stays away is to show soon, and none here has other work.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
 /// A run, checked as far as it can be without knowing the backend.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
@@ -158,6 +178,7 @@ pub(crate) struct Config {
     pub(crate) ops: Vec<ReduceOp>,
     pub(crate) iterations: usize,
     pub(crate) warmup: usize,
+    pub(crate) cycles: usize,
     pub(crate) combine: Combine,
     pub(crate) per_iteration: bool,
     pub(crate) checks: usize,
@@ -169,6 +190,7 @@ pub(crate) struct Config {
 impl Config {
     pub(crate) fn new(arguments: &Arguments) -> Result<Self> {
         ensure!(arguments.iterations > 0, "-n 0 measures nothing: time at least one call");
+        ensure!(arguments.cycles > 0, "-N 0: a run without end has no report; give the number of cycles");
         if let Some(file) = &arguments.output_file {
             ensure!(
                 file.extension().is_some_and(|extension| extension == "json"),
@@ -182,6 +204,7 @@ impl Config {
             ops: arguments.ops(),
             iterations: arguments.iterations,
             warmup: arguments.warmup,
+            cycles: arguments.cycles,
             combine: arguments.combine,
             per_iteration: arguments.per_iteration == 1,
             checks: arguments.checks,
@@ -208,6 +231,7 @@ impl Arguments {
             (self.replays.is_some_and(|replays| replays > 0), "--cudagraph"),
             (!self.timing.is_empty(), "--timing"),
             (self.threads.is_some(), "--threads"),
+            (self.overlap.is_some(), "--overlap"),
         ];
         given.into_iter().filter_map(|(given, flag)| given.then_some(flag)).collect()
     }
@@ -285,7 +309,7 @@ impl Arguments {
     }
 
     fn library(&self) -> Result<Options> {
-        let mut options = Options::default();
+        let mut options = Options::default().timeout(TIMEOUT);
         if let Some(seconds) = self.timeout {
             let timeout = Duration::try_from_secs_f64(seconds).ok().filter(|timeout| !timeout.is_zero());
             let Some(timeout) = timeout else { bail!("-T {seconds}: a timeout is a positive number of seconds") };
@@ -293,6 +317,13 @@ impl Arguments {
         }
         if let Some(Size(bytes)) = self.staging {
             options = options.staging_bytes(bytes as usize);
+        }
+        if let Some(overlap) = self.overlap {
+            options = options.overlap(match overlap {
+                OverlapChoice::Early => Overlap::Early,
+                OverlapChoice::Late => Overlap::Late,
+                OverlapChoice::Off => Overlap::Off,
+            });
         }
         options.algorithm = self.algorithm;
         options.blocks = self.blocks;
@@ -309,6 +340,16 @@ fn once_each<T: PartialEq>(values: Vec<T>) -> Vec<T> {
         }
     }
     unique
+}
+
+/// Names them all, so that no list has to follow the library's.
+fn algorithm_help() -> String {
+    let names = |on_the_host| {
+        let chosen = |algorithm: &Algorithm| peersum::host::ALGORITHMS.contains(algorithm) == on_the_host;
+        let names: Vec<_> = Algorithm::ALL.into_iter().filter(chosen).map(Algorithm::name).collect();
+        names.join(", ")
+    };
+    format!("Runs every call by this algorithm: {}; on GPUs only: {}", names(true), names(false))
 }
 
 fn parse_fault(text: &str) -> Result<Fault, String> {
@@ -349,17 +390,17 @@ mod tests {
         assert_eq!(config.sweep, Sweep { min_bytes: 1024, max_bytes: 64 << 20, step: Step::Factor(4) });
         assert_eq!((config.iterations, config.checks, config.combine), (20, 1, Combine::Max));
         assert_eq!((config.dtypes, config.ops), (vec![DType::F32], vec![ReduceOp::Sum]));
-        assert_eq!(config.library, Options::default());
+        assert_eq!((config.library, config.cycles), (Options::default().timeout(TIMEOUT), 1));
     }
 
     #[test]
     fn nccl_tests_flags_mean_what_they_mean_there() {
-        let config = config("-b 8 -e 128M -f 2 -n 100 -w 10 -c 0 -d half -o max -a 1 -u 3 -I 1 -T 5").unwrap();
+        let config = config("-b 8 -e 128M -f 2 -n 100 -w 10 -c 0 -d half -o max -a 1 -u 3 -I 1 -T 5 -N 3").unwrap();
         assert_eq!(config.sweep, Sweep { min_bytes: 8, max_bytes: 128 << 20, step: Step::Factor(2) });
         assert_eq!((config.iterations, config.warmup, config.checks, config.unalign), (100, 10, 0, 3));
         assert_eq!((config.dtypes, config.ops), (vec![DType::F16], vec![ReduceOp::Max]));
         assert_eq!((config.combine, config.per_iteration), (Combine::Mean, true));
-        assert_eq!(config.library.timeout, Duration::from_secs(5));
+        assert_eq!((config.library.timeout, config.cycles), (Duration::from_secs(5), 3));
     }
 
     #[test]
@@ -387,6 +428,7 @@ mod tests {
     fn what_can_not_be_is_said() {
         assert_eq!(error("-b 2M -e 1M"), "the first size (-b 2M) is greater than the last (-e 1M)");
         assert!(error("-n 0").contains("-n 0"));
+        assert!(error("-N 0").contains("-N 0"));
         assert!(error("-T 0").contains("positive"));
         assert!(error("-T nan").contains("positive"));
         assert!(error("-J out.txt").contains(".json"));
@@ -416,6 +458,31 @@ mod tests {
         );
         assert!(modes("--timing graph -G 0").is_err());
         assert!(modes("--timing queued -G 5").is_err());
+    }
+
+    #[test]
+    fn calls_overlap_as_far_as_is_said() {
+        let overlap = |flags| config(flags).unwrap().library.overlap;
+        assert_eq!(overlap(""), Overlap::default());
+        // What --help says.
+        assert_eq!(overlap(""), Overlap::Early);
+        for (flags, want) in
+            [("--overlap early", Overlap::Early), ("--overlap late", Overlap::Late), ("--overlap off", Overlap::Off)]
+        {
+            assert_eq!(overlap(flags), want);
+            assert_eq!(parse(flags).unwrap().cuda_only(), ["--overlap"]);
+        }
+        assert!(error("--overlap on").contains("possible values: early, late, off"));
+    }
+
+    #[test]
+    fn help_names_every_algorithm() {
+        let help = <Perf as clap::CommandFactory>::command().render_long_help().to_string();
+        // Lines are broken wherever they are full.
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        let words: Vec<_> = help.split([' ', ',', ';']).collect();
+        assert!(Algorithm::ALL.iter().all(|algorithm| words.contains(&algorithm.name())), "{help}");
+        assert!(help.contains("two-shot-pull; on GPUs only: one-shot-ll, two-shot-ll"), "{help}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use peersum::Plan;
+use peersum::{Overlap, Plan};
 use serde::Serialize;
 
 use super::{
@@ -62,6 +62,7 @@ struct ConfigRecord {
     step_bytes: Option<u64>,
     iterations: usize,
     warmup_iterations: usize,
+    run_cycles: usize,
     check_iterations: usize,
     unalign_elements: usize,
     combine: Combine,
@@ -70,6 +71,8 @@ struct ConfigRecord {
     forced_algorithm: Option<&'static str>,
     forced_blocks: Option<u32>,
     forced_threads: Option<u32>,
+    /// Null where calls are no kernels.
+    overlap: Option<&'static str>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -82,6 +85,8 @@ struct RankRecord {
 /// One size, type, reduction, placement and mode.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Record {
+    /// Which of the cycles over all rows, from 0.
+    cycle: usize,
     bytes: usize,
     count: usize,
     dtype: String,
@@ -156,6 +161,7 @@ impl Report {
                 step_bytes,
                 iterations: config.iterations,
                 warmup_iterations: config.warmup,
+                run_cycles: config.cycles,
                 check_iterations: config.checks,
                 unalign_elements: config.unalign,
                 combine: config.combine,
@@ -164,6 +170,7 @@ impl Report {
                 forced_algorithm: config.library.algorithm.map(|algorithm| algorithm.name()),
                 forced_blocks: config.library.blocks,
                 forced_threads: config.library.threads,
+                overlap: (backend == Backend::Cuda).then(|| overlap_name(config.library.overlap)),
             },
             results: Vec::new(),
             tables: Vec::new(),
@@ -206,6 +213,7 @@ impl Record {
         combine: Combine,
         outcome: &Outcome,
         plan: Option<Plan>,
+        cycle: usize,
     ) -> Self {
         let case = &call.case;
         let timings = &outcome.timings;
@@ -214,6 +222,7 @@ impl Record {
         let algbw = bandwidth::algorithm(case.bytes(), time_us);
         let samples = combine.samples(timings);
         Record {
+            cycle,
             bytes: case.bytes(),
             count: case.count,
             dtype: case.dtype.to_string(),
@@ -264,6 +273,15 @@ impl Record {
     }
 }
 
+fn overlap_name(overlap: Overlap) -> &'static str {
+    match overlap {
+        Overlap::Off => "off",
+        Overlap::Late => "late",
+        Overlap::Early => "early",
+        other => unreachable!("the command offers no {other:?}"),
+    }
+}
+
 /// The mean of all busbw's; `None` where there is none.
 pub(crate) fn average_busbw(records: &[Record]) -> Option<f64> {
     let busbw: Vec<f64> = records.iter().filter_map(|record| record.busbw_gb_per_s).collect();
@@ -297,7 +315,7 @@ mod tests {
         let schedule = Schedule { iterations: 4, warmup: 1, replays: 3, per_iteration: false };
         let timing = |us: f64| Timing { time_us: us, wall_us: us + 1.0, samples_us: vec![us, us + 2.0] };
         let timings = (0..world).map(|rank| timing(10.0 - rank as f64)).collect();
-        Record::new(&call, &schedule, Combine::Max, &Outcome { timings, wrong }, None)
+        Record::new(&call, &schedule, Combine::Max, &Outcome { timings, wrong }, None, 2)
     }
 
     fn report() -> Report {
@@ -323,6 +341,7 @@ mod tests {
             assert_eq!(name, "GPU \"A\", 80 GB\n\\ \u{1}é");
         }
         assert_eq!((&json["schema"], &json["schema_version"]), (&"peersum-perf".into(), &1.into()));
+        assert_eq!(json["config"]["overlap"], "early");
     }
 
     #[test]
@@ -343,6 +362,7 @@ mod tests {
         assert_eq!(json["algbw_gb_per_s"], 104.8576);
         assert_eq!(json["busbw_gb_per_s"], 104.8576);
         assert_eq!((&json["placement"], &json["timing"]), (&"in_place".into(), &"graph".into()));
+        assert_eq!(json["cycle"], 2);
         // Of the slowest rank, like the time.
         assert_eq!((&json["spread"]["samples"], &json["spread"]["max_us"]), (&2.into(), &12.0.into()));
     }

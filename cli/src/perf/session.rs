@@ -99,7 +99,7 @@ impl<G: Group> Session<'_, G> {
     fn halves(&self) -> u64 {
         let config = self.config;
         let counts: usize = config.dtypes.iter().map(|dtype| config.sweep.counts(dtype.size()).count()).sum();
-        (self.modes.len() * config.ops.len() * counts * HALVES.len()) as u64
+        (self.modes.len() * config.cycles * config.ops.len() * counts * HALVES.len()) as u64
     }
 
     fn header(&self, out: &mut dyn Write, plans: &[(usize, Plan)]) -> io::Result<()> {
@@ -172,12 +172,17 @@ impl<G: Group> Session<'_, G> {
             writeln!(out, "; {}", config.combine.describe())?;
             table::header(out, config.per_iteration)
         })?;
-        for &dtype in &config.dtypes {
-            match dtype {
-                DType::F32 => self.rows::<f32>(mode, output)?,
-                DType::F16 => self.rows::<f16>(mode, output)?,
-                DType::BF16 => self.rows::<bf16>(mode, output)?,
-                other => return Err(anyhow!("this command does not know the type {other}")),
+        for cycle in 0..config.cycles {
+            if config.cycles > 1 {
+                output.print(|out| writeln!(out, "# Cycle {} of {}", cycle + 1, config.cycles))?;
+            }
+            for &dtype in &config.dtypes {
+                match dtype {
+                    DType::F32 => self.rows::<f32>(mode, cycle, output)?,
+                    DType::F16 => self.rows::<f16>(mode, cycle, output)?,
+                    DType::BF16 => self.rows::<bf16>(mode, cycle, output)?,
+                    other => return Err(anyhow!("this command does not know the type {other}")),
+                }
             }
         }
         let records = &self.report.results[first..];
@@ -189,7 +194,7 @@ impl<G: Group> Session<'_, G> {
     }
 
     /// The rows of one type.
-    fn rows<T: Datum>(&mut self, mode: Mode, output: &mut Output) -> Result<()> {
+    fn rows<T: Datum>(&mut self, mode: Mode, cycle: usize, output: &mut Output) -> Result<()> {
         let config = self.config;
         let counts: Vec<usize> = config.sweep.counts(size_of::<T>()).collect();
         let Some(&largest) = counts.iter().max() else { return Ok(()) };
@@ -206,7 +211,7 @@ impl<G: Group> Session<'_, G> {
         };
         for &op in &config.ops {
             for (&count, &plan) in counts.iter().zip(&plans) {
-                let row = Row { case: Case { count, dtype: T::DTYPE, op }, mode, plan, schedule, geometry };
+                let row = Row { case: Case { count, dtype: T::DTYPE, op }, mode, cycle, plan, schedule, geometry };
                 row.run(&mut ranks, config, output, &mut self.report)?;
             }
         }
@@ -218,6 +223,7 @@ impl<G: Group> Session<'_, G> {
 struct Row {
     case: Case,
     mode: Mode,
+    cycle: usize,
     plan: Option<Plan>,
     schedule: Schedule,
     geometry: Geometry,
@@ -251,7 +257,7 @@ impl Row {
                 fault: config.fault,
             };
             let outcome = measure::measure(ranks, &job)?;
-            let record = Record::new(&call, &self.schedule, config.combine, &outcome, self.plan);
+            let record = Record::new(&call, &self.schedule, config.combine, &outcome, self.plan, self.cycle);
             table::half(&mut line, &record.half(), config.per_iteration)?;
             complaints.extend(record.complaint());
             report.results.push(record);
