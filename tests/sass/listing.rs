@@ -11,10 +11,12 @@ pub(crate) struct Function {
     pub(crate) instructions: Vec<Instruction>,
 }
 
-/// One instruction, without its predicate.
+/// One instruction.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Instruction {
     pub(crate) address: u64,
+    /// Whether a predicate before it can keep it from being done.
+    pub(crate) predicated: bool,
     /// With its modifiers, for example "LDG.E.64.STRONG.SYS".
     pub(crate) opcode: String,
     pub(crate) operands: String,
@@ -35,8 +37,16 @@ impl Instruction {
         if self.base() != "BRA" {
             return None;
         }
+        self.last_address()
+    }
+
+    fn last_address(&self) -> Option<u64> {
         let last = self.operands.split([',', ' ']).rfind(|part| !part.is_empty())?;
         u64::from_str_radix(last.strip_prefix("0x")?, 16).ok()
+    }
+
+    fn first_operand(&self) -> &str {
+        self.operands.split(',').next().unwrap_or_default().trim()
     }
 }
 
@@ -58,15 +68,85 @@ impl Function {
             .collect()
     }
 
-    /// The loops that contain no other loop.
-    pub(crate) fn innermost_loops(&self) -> Vec<&[Instruction]> {
-        let loops = self.loops();
-        let inside = |inner: &[Instruction], outer: &[Instruction]| {
-            let (inner, outer) = (inner.as_ptr_range(), outer.as_ptr_range());
-            inner != outer && outer.start <= inner.start && inner.end <= outer.end
-        };
+    /// The loops around such an instruction that contain no other such loop.
+    pub(crate) fn smallest_loops_with(&self, wanted: impl Fn(&Instruction) -> bool) -> Vec<&[Instruction]> {
+        let loops: Vec<_> = self.loops().into_iter().filter(|body| body.iter().any(&wanted)).collect();
         loops.iter().copied().filter(|outer| !loops.iter().any(|inner| inside(inner, outer))).collect()
     }
+
+    /// Whether each instruction can be reached from the start without one that `stops`; or why nobody can tell.
+    ///
+    /// What it takes for possible may be more than what is: a call goes to what it calls and on, a join of threads on, or
+    /// where any of the forks goes that it may belong to.
+    pub(crate) fn reachable_without(&self, stops: impl Fn(&Instruction) -> bool) -> Result<Vec<bool>, String> {
+        let mut reached = vec![false; self.instructions.len()];
+        let mut todo = if self.instructions.is_empty() { vec![] } else { vec![0] };
+        while let Some(index) = todo.pop() {
+            if std::mem::replace(&mut reached[index], true) {
+                continue;
+            }
+            let instruction = &self.instructions[index];
+            if instruction.predicated || !stops(instruction) {
+                todo.extend(self.successors(index)?);
+            }
+        }
+        Ok(reached)
+    }
+
+    fn successors(&self, index: usize) -> Result<Vec<usize>, String> {
+        let instruction = &self.instructions[index];
+        let unknown = || format!("{} {} goes nobody knows where", instruction.opcode, instruction.operands);
+        let at = |address| self.instructions.binary_search_by_key(&address, |one| one.address).map_err(|_| unknown());
+        let next = Some(index + 1).filter(|next| *next < self.instructions.len());
+        // `@P0 BRA 0x10`, `BRA P1, 0x10`, `BRA.U UP0, 0x10`, `BRA.DIV UR4, 0x10`.
+        let conditional = instruction.predicated || instruction.operands.contains([',']);
+        let mut successors = Vec::new();
+        match instruction.base() {
+            "EXIT" | "RET" => successors.extend(next.filter(|_| instruction.predicated)),
+            "BRA" => {
+                successors.push(at(instruction.target().ok_or_else(unknown)?)?);
+                successors.extend(next.filter(|_| conditional));
+            }
+            "CALL" => {
+                successors.push(at(instruction.last_address().ok_or_else(unknown)?)?);
+                successors.extend(next);
+            }
+            "WARPSYNC" => {
+                // The mask alone, or the mask and where to wait for it.
+                if let Some(target) = instruction.last_address().and_then(|address| at(address).ok()) {
+                    successors.push(target);
+                }
+                successors.extend(next);
+            }
+            "BSYNC" => {
+                let forks = self
+                    .instructions
+                    .iter()
+                    .filter(|one| one.base() == "BSSY" && one.first_operand() == instruction.first_operand());
+                let joins: Vec<u64> = forks.filter_map(Instruction::last_address).collect();
+                let behind = next.map(|next| self.instructions[next].address);
+                if !behind.is_some_and(|behind| joins.contains(&behind)) {
+                    for join in joins {
+                        successors.push(at(join)?);
+                    }
+                }
+                successors.extend(next);
+            }
+            "BRX" | "BRXU" | "JMP" | "JMX" | "JMXU" => return Err(unknown()),
+            _ => successors.extend(next),
+        }
+        Ok(successors)
+    }
+
+    /// The loops that contain no other loop.
+    pub(crate) fn innermost_loops(&self) -> Vec<&[Instruction]> {
+        self.smallest_loops_with(|_| true)
+    }
+}
+
+fn inside(inner: &[Instruction], outer: &[Instruction]) -> bool {
+    let (inner, outer) = (inner.as_ptr_range(), outer.as_ptr_range());
+    inner != outer && outer.start <= inner.start && inner.end <= outer.end
 }
 
 /// The functions in the output of `cuobjdump -sass`.
@@ -95,11 +175,12 @@ fn instruction(line: &str) -> Option<Instruction> {
     let address = u64::from_str_radix(address, 16).ok()?;
     let (text, _) = rest.split_once(';')?;
     let mut text = text.trim();
-    if text.starts_with('@') {
+    let predicated = text.starts_with('@');
+    if predicated {
         text = text.split_once(' ')?.1.trim_start();
     }
     let (opcode, operands) = text.split_once(' ').unwrap_or((text, ""));
-    Some(Instruction { address, opcode: opcode.to_owned(), operands: operands.trim().to_owned() })
+    Some(Instruction { address, predicated, opcode: opcode.to_owned(), operands: operands.trim().to_owned() })
 }
 
 /// Bytes of stack by (architecture, function) in the output of `cuobjdump -res-usage`.
@@ -166,6 +247,45 @@ code version = [1,8]
         assert_eq!(ranges(functions[0].loops()), [(0x0, 0x40), (0x10, 0x20)]);
         assert_eq!(ranges(functions[0].innermost_loops()), [(0x10, 0x20)]);
         assert!(functions[1].loops().is_empty());
+    }
+
+    /// The addresses that are reached in a function of these instructions, without its "STOP".
+    fn reached(code: &[&str]) -> Result<Vec<u64>, String> {
+        let mut listing = String::from("code for sm_90\nFunction : peersum_a\n");
+        for (index, line) in code.iter().enumerate() {
+            listing += &format!("/*{:04x}*/ {line} ; /* 0x0 */\n", index * 16);
+        }
+        let function = &functions(&listing)[0];
+        let reached = function.reachable_without(|instruction| instruction.base() == "STOP")?;
+        let reached = function.instructions.iter().zip(reached).filter(|(_, reached)| *reached);
+        Ok(reached.map(|(instruction, _)| instruction.address).collect())
+    }
+
+    #[test]
+    fn paths_follow_branches_and_end_at_stops() {
+        assert_eq!(reached(&["NOP", "STOP", "NOP"]).unwrap(), [0x0, 0x10]);
+        assert_eq!(reached(&["@P0 STOP", "EXIT", "NOP"]).unwrap(), [0x0, 0x10]);
+        assert_eq!(reached(&["BRA 0x20", "NOP", "@P0 EXIT", "EXIT", "NOP"]).unwrap(), [0x0, 0x20, 0x30]);
+        assert_eq!(reached(&["BRA.U UP0, 0x20", "STOP", "EXIT"]).unwrap(), [0x0, 0x10, 0x20]);
+        assert_eq!(reached(&["@P0 BRA 0x20", "STOP", "EXIT"]).unwrap(), [0x0, 0x10, 0x20]);
+        assert_eq!(
+            reached(&["CALL.REL.NOINC 0x30", "STOP", "NOP", "RET.REL.NODEC R2 0x0"]).unwrap(),
+            [0x0, 0x10, 0x30]
+        );
+    }
+
+    #[test]
+    fn joined_threads_go_on_behind_the_join_or_where_the_fork_says() {
+        assert_eq!(reached(&["BSSY B0, 0x20", "BSYNC B0", "EXIT", "NOP"]).unwrap(), [0x0, 0x10, 0x20]);
+        let elsewhere = ["BSSY B0, 0x40", "BSYNC B0", "STOP", "NOP", "EXIT"];
+        assert_eq!(reached(&elsewhere).unwrap(), [0x0, 0x10, 0x20, 0x40]);
+    }
+
+    #[test]
+    fn a_branch_that_nobody_can_follow_is_an_error() {
+        for branch in ["BRX R2 -0x10", "BRA 0x1000", "CALL.ABS.NOINC R2"] {
+            assert!(reached(&[branch, "EXIT"]).unwrap_err().contains("goes nobody knows where"), "{branch}");
+        }
     }
 
     #[test]
