@@ -14,6 +14,11 @@ const WITHOUT_KERNELS: &str = "DOCS_RS";
 
 #[test]
 fn what_the_types_forbid_does_not_compile() {
+    if !cfg!(feature = "cuda") {
+        // The compiler leaves out the paths of names that occur once, and without the CUDA backend these are others.
+        eprintln!("skipped: the expected messages are those of a library with both backends");
+        return;
+    }
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let version = Command::new(rustc).arg("--version").output().expect("rustc runs").stdout;
     let version = String::from_utf8_lossy(&version);
@@ -33,7 +38,5 @@ fn what_the_types_forbid_does_not_compile() {
     }
     let cases = trybuild::TestCases::new();
     cases.compile_fail("tests/compile_fail/host/*.rs");
-    if cfg!(feature = "cuda") {
-        cases.compile_fail("tests/compile_fail/cuda/*.rs");
-    }
+    cases.compile_fail("tests/compile_fail/cuda/*.rs");
 }
