@@ -42,12 +42,18 @@ fn most_units_of_a_part(plan: &Plan, bytes: u64, world: u32) -> u64 {
             .map(|part| part.end - part.start)
             .max()
             .unwrap(),
-        Algorithm::TwoShotLl => chunk.div_ceil(world.into()),
+        // Two-shots by packets: all parts alike, the last ones perhaps empty.
+        _ => chunk.div_ceil(world.into()),
     }
 }
 
-/// Bytes that a unit takes in a slot: a packet is half payload, half flags.
-const UNIT_BYTES_IN_A_SLOT: u64 = PACK_BYTES;
+/// Bytes that a unit takes in a slot: as many as it has, or a packet for each payload.
+fn bytes_in_a_slot(algorithm: Algorithm) -> u64 {
+    match algorithm {
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::OneShotPull | Algorithm::TwoShotPull => PACK_BYTES,
+        by_packets => by_packets.unit_bytes() / u64::from(bindings::PEERSUM_LL_PAYLOAD_BYTES) * PACK_BYTES,
+    }
+}
 
 proptest! {
     /// Field case A41 (vllm-project/vllm#50932): a message passed the gate of the whole workspace, and then did not fit
@@ -69,7 +75,7 @@ proptest! {
         let plan = forced(algorithm, bytes, &layout);
         prop_assert_eq!(plan.chunk_bytes, capacity);
         let part = most_units_of_a_part(&plan, bytes, world);
-        prop_assert!(part * UNIT_BYTES_IN_A_SLOT <= layout.slot_bytes, "{:?}: {} units", plan, part);
+        prop_assert!(part * bytes_in_a_slot(algorithm) <= layout.slot_bytes, "{:?}: {} units", plan, part);
         // The pulls lay a rank's parts side by side over its slots of a half.
         if matches!(algorithm, Algorithm::OneShotPull | Algorithm::TwoShotPull) {
             prop_assert!(plan.chunk_bytes <= u64::from(world) * layout.slot_bytes);
@@ -153,7 +159,7 @@ fn sizes_beyond_32_bits_do_not_wrap() {
                 for bytes in border - 17..=border + 17 {
                     assert_eq!(forced(algorithm, bytes, &layout), gibibyte, "{algorithm} {bytes}");
                     let part = most_units_of_a_part(&gibibyte, bytes, world);
-                    assert!(part * UNIT_BYTES_IN_A_SLOT <= layout.slot_bytes, "{algorithm} {bytes}");
+                    assert!(part * bytes_in_a_slot(algorithm) <= layout.slot_bytes, "{algorithm} {bytes}");
                 }
             }
             assert_eq!(forced(algorithm, u64::MAX, &layout), gibibyte);
@@ -164,7 +170,7 @@ fn sizes_beyond_32_bits_do_not_wrap() {
         let vast = Layout::new(8, 1, 200 << 30).unwrap();
         let plan = forced(algorithm, 1 << 40, &vast);
         assert!(plan.chunk_bytes > 6 << 30, "{algorithm}: {}", plan.chunk_bytes);
-        assert!(most_units_of_a_part(&plan, 1 << 40, 8) * UNIT_BYTES_IN_A_SLOT <= vast.slot_bytes, "{algorithm}");
+        assert!(most_units_of_a_part(&plan, 1 << 40, 8) * bytes_in_a_slot(algorithm) <= vast.slot_bytes, "{algorithm}");
     }
 }
 
