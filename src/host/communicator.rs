@@ -52,6 +52,7 @@ impl Communicator {
 
     /// As [`Communicator::local`], with a fault in the protocol that a model should find.
     #[cfg(any(loom, shuttle))]
+    #[cfg_attr(not(test), allow(dead_code))]
     pub(super) fn faulty(world: usize, options: &Options, fault: super::group::Fault) -> Result<Vec<Communicator>> {
         let mut group = Group::new(layout(world, options)?, options)?;
         group.fault = fault;

@@ -315,5 +315,5 @@ fn bound<R>(
 ) -> Result<R> {
     let ordinal = Some(stream.context().ordinal());
     let _restored = Restored::new(ordinal)?;
-    then().or_else(|DriverError(status)| Err(check(call, ordinal, status).expect_err("cudarc returns failures only")))
+    then().map_err(|DriverError(status)| check(call, ordinal, status).expect_err("cudarc returns failures only"))
 }

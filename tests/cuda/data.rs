@@ -114,8 +114,8 @@ fn in_graphs(world: usize) {
                 for replay in 0..replays {
                     graphs[order.below(graphs.len())].launch().unwrap();
                     if replay % 3 == 0 {
-                        // SAFETY: as above.
                         let shape = Shape { count: 777, op: ReduceOp::Sum, in_place: false };
+                        // SAFETY: as above.
                         unsafe { call(rank, &buffers, shape, [0, 0], dtype, &state) };
                     }
                 }

@@ -25,9 +25,9 @@ fn every_count_to_1100_and_nothing_around_it() {
         devices.run(world, &harness::options().algorithm(algorithm), |rank| {
             let value = |rank: usize, count: usize, index: usize| integer::<T>(count, rank, index);
             let mut host = vec![canary; length];
-            for count in 1..=MOST {
+            for (count, &start) in starts.iter().enumerate().take(MOST + 1) {
                 for index in 0..count {
-                    host[starts[count] + index] = value(rank.rank, count, index);
+                    host[start + index] = value(rank.rank, count, index);
                 }
             }
             let input = rank.upload(&host);

@@ -135,7 +135,7 @@ impl Rank {
     /// other threads of the process from launching theirs.
     pub fn pace(&mut self) {
         self.enqueued += 1;
-        if !self.capturing && self.enqueued % 100 == 0 {
+        if !self.capturing && self.enqueued.is_multiple_of(100) {
             self.stream.synchronize().unwrap();
         }
     }

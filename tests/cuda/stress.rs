@@ -30,7 +30,7 @@ fn sizes_and_algorithms_change_all_the_time() {
             let calls = 200 * harness::calls() as u64;
             for _ in 0..calls {
                 let bytes = *random.of(&[16, 48, 4096, 7168 * 2, 1 << 20, most]);
-                let count = bytes / 2 >> if bytes > 1 << 16 { random.below(3) } else { 0 };
+                let count = (bytes / 2) >> if bytes > 1 << 16 { random.below(3) } else { 0 };
                 algorithms.insert(rank.communicator.plan(count, DType::BF16).unwrap().unwrap().algorithm);
                 // SAFETY: the memory has room for the most.
                 unsafe {
