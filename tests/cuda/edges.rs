@@ -25,9 +25,9 @@ fn every_count_to_1100_and_nothing_around_it() {
         devices.run(world, &harness::options().algorithm(algorithm), |rank| {
             let value = |rank: usize, count: usize, index: usize| integer::<T>(count, rank, index);
             let mut host = vec![canary; length];
-            for (count, &start) in starts.iter().enumerate().take(MOST + 1) {
+            for count in 1..=MOST {
                 for index in 0..count {
-                    host[start + index] = value(rank.rank, count, index);
+                    host[starts[count] + index] = value(rank.rank, count, index);
                 }
             }
             let input = rank.upload(&host);
@@ -35,9 +35,9 @@ fn every_count_to_1100_and_nothing_around_it() {
             let (from, to) = (input.device_ptr(&rank.stream).0, output.device_ptr(&rank.stream).0);
             rank.stream.synchronize().unwrap();
             rank.meet();
-            for count in 0..=MOST {
+            for (count, start) in starts.iter().enumerate() {
                 rank.pace();
-                let offset = (starts[count] * size_of::<T>()) as u64;
+                let offset = (start * size_of::<T>()) as u64;
                 let stream = rank.raw_stream();
                 // SAFETY: the ranges lie in the two tensors.
                 unsafe {

@@ -92,9 +92,8 @@ proptest! {
         algorithm in proptest::option::of(0..Algorithm::ALL.len()),
     ) {
         let layout = layout(world, max_blocks, 4);
-        let mut options = Options::default();
-        options.algorithm = algorithm.map(|index| Algorithm::ALL[index]);
-        options.blocks = blocks;
+        let algorithm = algorithm.map(|index| Algorithm::ALL[index]);
+        let options = Options { algorithm, blocks, ..Options::default() };
         match plan(bytes, &layout, &options, greedy, &|_, _| resident) {
             Ok(plan) => {
                 let units = bytes.div_ceil(plan.algorithm.unit_bytes());
