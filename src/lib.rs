@@ -46,7 +46,7 @@ pub use op::ReduceOp;
 pub use options::{Options, Overlap};
 pub use protocol::plan::{Algorithm, Choice, Plan};
 
-/// Runs the examples of the README with the tests.
-#[cfg(doctest)]
+/// Runs the examples of the README with the tests, where all of them compile.
+#[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
