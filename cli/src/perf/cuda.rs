@@ -11,7 +11,10 @@ use cudarc::driver::{
     CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError, result,
     sys::{self, CUdevice_attribute_enum as Attribute},
 };
-use peersum::{DType, Options, Plan, cuda::Communicator};
+use peersum::{
+    DType, Options, Plan, ReduceOp,
+    cuda::{Communicator, Verifier},
+};
 
 use super::{
     backend::{Device, Group},
@@ -31,6 +34,9 @@ pub(crate) struct CudaGroup {
     /// By rank. Made once: streams that are made and destroyed over and over come to share hardware queues, and ranks
     /// that share a device would wait for each other until the timeout.
     streams: Vec<Arc<CudaStream>>,
+    /// By rank, like what follows: the kernels that check, and the two words that they work with.
+    verifiers: Vec<Verifier>,
+    words: Vec<Memory>,
     devices: Vec<Device>,
 }
 
@@ -61,13 +67,15 @@ impl CudaGroup {
             // Does not wait for the null stream, nor the null stream for it.
             .map(|context| context.new_stream().map_err(failed("cuStreamCreate")))
             .collect::<Result<_>>()?;
+        let verifiers = devices.iter().map(|&device| Verifier::new(device)).collect::<Result<_, _>>()?;
+        let words = contexts.iter().map(|context| Memory::new(context, Words::BYTES)).collect::<Result<_>>()?;
         let devices = contexts
             .iter()
             .map(|context| {
                 Ok(Device { ordinal: context.ordinal(), pci: Some(pci(context)?), core: None, name: name(context)? })
             })
             .collect::<Result<_>>()?;
-        Ok(CudaGroup { communicators, contexts, streams, devices })
+        Ok(CudaGroup { communicators, contexts, streams, verifiers, words, devices })
     }
 
     /// The devices, each once.
@@ -105,9 +113,12 @@ impl Group for CudaGroup {
         self.communicators
             .iter_mut()
             .zip(self.contexts.iter().zip(&self.streams))
-            .map(|(communicator, (context, stream))| {
+            .zip(self.verifiers.iter().zip(&self.words))
+            .map(|((communicator, (context, stream)), (verifier, words))| {
                 Ok(CudaRank {
                     communicator,
+                    verifier,
+                    words,
                     prepared: None,
                     stream: stream.clone(),
                     send: Memory::new(context, bytes)?,
@@ -123,6 +134,8 @@ impl Group for CudaGroup {
 /// One rank. It is driven by one thread at a time.
 pub(crate) struct CudaRank<'a> {
     communicator: &'a mut Communicator,
+    verifier: &'a Verifier,
+    words: &'a Memory,
     prepared: Option<Graph>,
     stream: Arc<CudaStream>,
     send: Memory,
@@ -262,6 +275,24 @@ impl CudaRank<'_> {
         Ok(Timing { time_us, wall_us: time_us, samples_us })
     }
 
+    fn memory(&self, buffer: Buffer) -> &Memory {
+        match buffer {
+            Buffer::Send => &self.send,
+            Buffer::Receive => &self.receive,
+        }
+    }
+
+    /// Writes the round to the words, and no wrong element yet; their addresses.
+    fn set_words(&self, round: u64) -> Result<Words> {
+        let words = Words { round: self.words.at(0, 8)?, wrong: self.words.at(8, 8)? };
+        let values = [round, 0];
+        // SAFETY: the memory holds two words from the first address on; the values outlive the copy, which is waited for.
+        self.on_memory("cuMemcpyHtoDAsync", |stream| unsafe {
+            result::memcpy_htod_async(words.round, &values, stream)
+        })?;
+        Ok(words)
+    }
+
     /// Runs a memory operation of this rank's stream to its end.
     fn on_memory(
         &self,
@@ -280,11 +311,7 @@ impl<T: Datum> Rank<T> for CudaRank<'_> {
     }
 
     fn write(&mut self, buffer: Buffer, first: usize, values: &[T]) -> Result<()> {
-        let memory = match buffer {
-            Buffer::Send => &self.send,
-            Buffer::Receive => &self.receive,
-        };
-        let to = memory.at(first * size_of::<T>(), size_of_val(values))?;
+        let to = self.memory(buffer).at(first * size_of::<T>(), size_of_val(values))?;
         if values.is_empty() {
             return Ok(());
         }
@@ -316,6 +343,38 @@ impl<T: Datum> Rank<T> for CudaRank<'_> {
         Ok(Cow::Owned(values))
     }
 
+    fn checks_itself(&self, bytes: usize) -> bool {
+        // Of all ranks: below it the host is done in a few milliseconds, and has inputs of two kinds.
+        const HOST_BYTES: usize = 16 << 20;
+        bytes.saturating_mul(self.communicator.world_size()) > HOST_BYTES
+    }
+
+    fn generate(&mut self, buffer: Buffer, tensor: Range<usize>, of: usize, round: u64) -> Result<()> {
+        let to = self.memory(buffer).at(tensor.start * size_of::<T>(), tensor.len() * size_of::<T>())?;
+        let words = self.set_words(round)?;
+        let stream = self.stream.cu_stream().cast();
+        // SAFETY: `at` has seen that the memory holds the tensor, whose type is the kernel's; the words are there; and
+        // all of it stays until the stream has been waited for, which is now.
+        unsafe { self.verifier.fill(to, tensor.len(), T::DTYPE, of as u32, words.round, stream) }
+            .map_err(of_rank(self.communicator.rank()))?;
+        self.synchronize()
+    }
+
+    fn count_wrong(&mut self, tensor: Range<usize>, op: ReduceOp, round: u64) -> Result<u64> {
+        let from = self.receive.at(tensor.start * size_of::<T>(), tensor.len() * size_of::<T>())?;
+        let words = self.set_words(round)?;
+        let (world, stream) = (self.communicator.world_size() as u32, self.stream.cu_stream().cast());
+        // SAFETY: as in `generate`.
+        unsafe { self.verifier.check(from, tensor.len(), T::DTYPE, world, op, words.round, words.wrong, stream) }
+            .map_err(of_rank(self.communicator.rank()))?;
+        let mut wrong = [0u64];
+        // SAFETY: the memory holds the word; the value outlives the copy, which is waited for.
+        self.on_memory("cuMemcpyDtoHAsync", |stream| unsafe {
+            result::memcpy_dtoh_async(&mut wrong, words.wrong, stream)
+        })?;
+        Ok(wrong[0])
+    }
+
     fn prepare(&mut self, call: &Call) -> Result<()> {
         self.prepared = None;
         if call.mode == Mode::Graph {
@@ -345,6 +404,16 @@ impl<T: Datum> Rank<T> for CudaRank<'_> {
     }
 }
 
+/// Addresses of the words that the checking kernels work with.
+struct Words {
+    round: sys::CUdeviceptr,
+    wrong: sys::CUdeviceptr,
+}
+
+impl Words {
+    const BYTES: usize = 2 * size_of::<u64>();
+}
+
 /// A graph, launched on the stream that it was captured on.
 struct Graph(CudaGraph);
 
@@ -369,7 +438,7 @@ impl Memory {
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
         context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
         // SAFETY: the context is current, and the memory is freed once, by Drop. It is written before it is read:
-        // `measure::fill` fills all of it.
+        // `measure::fill` fills all of a buffer, `set_words` both words.
         let address = unsafe { result::malloc_sync(bytes) }
             .map_err(failed("cuMemAlloc"))
             .with_context(|| format!("{bytes} bytes on device {}", context.ordinal()))?;

@@ -107,7 +107,7 @@ impl<T: Datum> Inputs<T> {
 }
 
 /// The library's definition of a reduction: in f32, in rank order, starting from rank 0's value.
-fn reduce(op: ReduceOp, mut values: impl Iterator<Item = f32>, world: usize) -> f32 {
+pub(crate) fn reduce(op: ReduceOp, mut values: impl Iterator<Item = f32>, world: usize) -> f32 {
     let first = values.next().unwrap_or(0.0);
     let choose = |greater: bool| {
         move |a: f32, b: f32| match (a.is_nan(), b.is_nan()) {

@@ -2,14 +2,15 @@
 
 use std::{borrow::Cow, ops::Range, sync::RwLock, thread};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
+use peersum::ReduceOp;
 
 use super::{
     barrier::{Barrier, Broken},
     case::{Case, Mode, Placement},
     datum::Datum,
     geometry::Geometry,
-    inputs::{Inputs, Pattern},
+    inputs::{self, Inputs, Pattern},
     verify::{Check, Expected, Kind, Wrong},
 };
 
@@ -37,6 +38,22 @@ pub(crate) trait Rank<T: Datum>: Send {
 
     /// A part of the receive buffer.
     fn read(&mut self, range: Range<usize>) -> Result<Cow<'_, [T]>>;
+
+    /// Whether calls with so many bytes a rank are checked where the ranks' memory is, by [`Rank::generate`] and
+    /// [`Rank::count_wrong`]: the same on every rank.
+    fn checks_itself(&self, _bytes: usize) -> bool {
+        false
+    }
+
+    /// Writes what rank `of` has in a tensor in that round, a function of both and of the element's index in the tensor.
+    fn generate(&mut self, _buffer: Buffer, _tensor: Range<usize>, _of: usize, _round: u64) -> Result<()> {
+        bail!("the inputs of this backend are the command's own")
+    }
+
+    /// How many elements of a tensor in the receive buffer differ from what the reduction of that round gives.
+    fn count_wrong(&mut self, _tensor: Range<usize>, _op: ReduceOp, _round: u64) -> Result<u64> {
+        bail!("the outputs of this backend are checked by the command")
+    }
 
     /// Makes one call ready that is issued as the mode does. The call itself is [`Rank::call`].
     fn prepare(&mut self, call: &Call) -> Result<()>;
@@ -117,7 +134,7 @@ pub(crate) struct Outcome {
 /// The seed of what stands in the send buffers while calls are timed.
 const TIMED_SEED: u64 = 99;
 
-/// Fills the buffers for the timed calls: once, since checks put back what they overwrite.
+/// Fills the buffers, once: what the timed calls reduce is looked at in one tensor alone, see [`prepare_timed`].
 pub(crate) fn fill<T: Datum, R: Rank<T>>(ranks: &mut [R], geometry: &Geometry) -> Result<()> {
     let inputs = Inputs::<T>::new(Pattern::Exact, TIMED_SEED, ranks.len());
     on_all(ranks, |rank, _| {
@@ -132,9 +149,16 @@ pub(crate) fn fill<T: Datum, R: Rank<T>>(ranks: &mut [R], geometry: &Geometry) -
 pub(crate) fn measure<T: Datum, R: Rank<T>>(ranks: &mut [R], job: &Job) -> Result<Outcome> {
     let expected = Parts::new(ranks.len());
     let outcomes = on_all(ranks, |rank, barrier| {
+        if job.checks > 0 && job.call.placement == Placement::OutOfPlace {
+            prepare_timed(rank, job, expected.world())?;
+        }
         let timing = rank.time(&job.call, &job.schedule, barrier)?;
         barrier.wait()?;
-        let wrong = if job.checks > 0 { check_all(rank, job, &expected, barrier)? } else { Wrong::default() };
+        let wrong = match job.checks {
+            0 => Wrong::default(),
+            _ if rank.checks_itself(job.call.case.bytes()) => check_itself(rank, job, expected.world(), barrier)?,
+            _ => check_all(rank, job, &expected, barrier)?,
+        };
         Ok((timing, wrong))
     })?;
     let mut wrong = Wrong::default();
@@ -182,6 +206,21 @@ fn on_all<T: Datum, R: Rank<T>, O: Send>(
     broken.map_or(Ok(outputs), Err)
 }
 
+/// Where the last of the timed calls has its tensor.
+fn last_tensor(job: &Job) -> Range<usize> {
+    job.geometry.tensor(job.call.case.count, job.schedule.iterations - 1)
+}
+
+/// Writes the input of the last timed call, which the check knows: the checks before may have overwritten it.
+fn prepare_timed<T: Datum, R: Rank<T>>(rank: &mut R, job: &Job, world: usize) -> Result<()> {
+    let (tensor, number) = (last_tensor(job), rank.rank());
+    if rank.checks_itself(job.call.case.bytes()) {
+        return rank.generate(Buffer::Send, tensor, number, TIMED_SEED);
+    }
+    let inputs = Inputs::<T>::new(Pattern::Exact, TIMED_SEED, world);
+    rank.write(Buffer::Send, tensor.start, &inputs.of_rank(number, tensor))
+}
+
 fn check_all<T: Datum, R: Rank<T>>(rank: &mut R, job: &Job, expected: &Parts<T>, barrier: &Barrier) -> Result<Wrong> {
     let mut wrong = Wrong::default();
     // In place, the timed calls have reduced their own outputs again and again.
@@ -193,11 +232,6 @@ fn check_all<T: Datum, R: Rank<T>>(rank: &mut R, job: &Job, expected: &Parts<T>,
             wrong.add(check_fresh(rank, job, pattern, iteration, expected, barrier)?);
         }
     }
-    if job.call.placement == Placement::OutOfPlace {
-        let tensor = job.geometry.tensor(job.call.case.count, 0);
-        let inputs = Inputs::<T>::new(Pattern::Exact, TIMED_SEED, expected.world());
-        rank.write(Buffer::Send, tensor.start, &inputs.of_rank(rank.rank(), tensor))?;
-    }
     Ok(wrong)
 }
 
@@ -205,7 +239,7 @@ fn check_all<T: Datum, R: Rank<T>>(rank: &mut R, job: &Job, expected: &Parts<T>,
 /// call that reads a peer's data of the call before, or is overtaken by the next, shows here and nowhere else.
 fn check_timed<T: Datum, R: Rank<T>>(rank: &mut R, job: &Job, expected: &Parts<T>, barrier: &Barrier) -> Result<Wrong> {
     let case = &job.call.case;
-    let tensor = job.geometry.tensor(case.count, job.schedule.iterations - 1);
+    let tensor = last_tensor(job);
     let inputs = Inputs::<T>::new(Pattern::Exact, TIMED_SEED, expected.world());
     expected.compute(rank.rank(), case.count, |part| {
         inputs.reduced(case.op, part.start + tensor.start..part.end + tensor.start)
@@ -254,6 +288,80 @@ fn check_fresh<T: Datum, R: Rank<T>>(
     let wrong = expected.with(|expected| check.window(&output, tensor.start, expected));
     barrier.wait()?;
     Ok(wrong)
+}
+
+/// The same checks of a call whose elements are too many for the host: the ranks make their inputs where they are and
+/// count what is wrong there. The host looks at the guards, and at one element if any is wrong.
+fn check_itself<T: Datum, R: Rank<T>>(rank: &mut R, job: &Job, world: usize, barrier: &Barrier) -> Result<Wrong> {
+    let (case, number) = (&job.call.case, rank.rank());
+    let mut wrong = Wrong::default();
+    if job.call.placement == Placement::OutOfPlace {
+        let check = Check { rank: number, kind: Kind::Timed };
+        wrong.add(count_and_find(rank, check, last_tensor(job), case.op, TIMED_SEED, world)?);
+    }
+    let tensor = job.geometry.tensor(case.count, 0);
+    let window = job.geometry.window(&tensor);
+    let buffer = match job.call.placement {
+        Placement::OutOfPlace => Buffer::Send,
+        Placement::InPlace => Buffer::Receive,
+    };
+    for iteration in 0..job.checks {
+        // A round that no other check of this size has, in or out of place.
+        let round = 1000 + 2 * iteration as u64 + u64::from(job.call.placement == Placement::InPlace);
+        rank.poison(window.clone())?;
+        rank.generate(buffer, tensor.clone(), number, round)?;
+        rank.prepare(&job.call)?;
+        barrier.wait()?;
+        rank.call(&job.call)?;
+        // What follows waits for the device, on which other ranks' kernels may still wait for a peer.
+        barrier.wait()?;
+        let out_of_place = job.call.placement == Placement::OutOfPlace;
+        if iteration == 0 && out_of_place && job.fault == Some(Fault { rank: number, bytes: case.bytes() }) {
+            let middle = tensor.start + case.count / 2;
+            let mut element = rank.read(middle..middle + 1)?.into_owned();
+            flip_a_bit(&mut element);
+            rank.write(Buffer::Receive, middle, &element)?;
+        }
+        let check = Check { rank: number, kind: Kind::Generated };
+        wrong.add(check.guard(&rank.read(window.start..tensor.start)?, -(tensor.start as i64)));
+        wrong.add(count_and_find(rank, check, tensor.clone(), case.op, round, world)?);
+        wrong.add(check.guard(&rank.read(tensor.end..window.end)?, case.count as i64));
+    }
+    Ok(wrong)
+}
+
+/// Counts the wrong elements of an output, and finds the first. If there is one, the output is lost.
+fn count_and_find<T: Datum, R: Rank<T>>(
+    rank: &mut R,
+    check: Check,
+    output: Range<usize>,
+    op: ReduceOp,
+    round: u64,
+    world: usize,
+) -> Result<Wrong> {
+    let elements = rank.count_wrong(output.clone(), op, round)?;
+    if elements == 0 {
+        return Ok(Wrong::default());
+    }
+    // Of the first `right` elements none is wrong, of the first `spoilt` at least one.
+    let (mut right, mut spoilt) = (0, output.len());
+    while spoilt - right > 1 {
+        let middle = right + (spoilt - right) / 2;
+        match rank.count_wrong(output.start..output.start + middle, op, round)? {
+            0 => right = middle,
+            _ => spoilt = middle,
+        }
+    }
+    let at = output.start + right;
+    let got = rank.read(at..at + 1)?[0];
+    // What each rank had there is known to the generator alone.
+    let mut values = Vec::with_capacity(world);
+    for of in 0..world {
+        rank.generate(Buffer::Receive, output.start..at + 1, of, round)?;
+        values.push(rank.read(at..at + 1)?[0].to_f32());
+    }
+    let want = T::from_f32(inputs::reduce(op, values.into_iter(), world));
+    Ok(check.found(elements, right as i64, want, got))
 }
 
 /// Negates the middle element, whose sign is its highest bit; a zero becomes −0, which no check takes for 0.
@@ -321,12 +429,15 @@ mod tests {
         LastTimed,
         /// Fails before it comes to the barrier.
         Fails,
+        /// Spoils two elements of a call that is checked, this one first.
+        Spoils(usize),
     }
 
     /// A rank that copies: right in a group of one.
     struct Copier {
         rank: usize,
         flaw: Flaw,
+        checks_itself: bool,
         geometry: Geometry,
         send: Vec<f32>,
         receive: Vec<f32>,
@@ -362,6 +473,20 @@ mod tests {
             Ok(Cow::Borrowed(&self.receive[range]))
         }
 
+        fn checks_itself(&self, _bytes: usize) -> bool {
+            self.checks_itself
+        }
+
+        fn generate(&mut self, buffer: Buffer, tensor: Range<usize>, of: usize, round: u64) -> Result<()> {
+            let values: Vec<_> = (0..tensor.len()).map(|index| generated(of, round, index)).collect();
+            self.write(buffer, tensor.start, &values)
+        }
+
+        fn count_wrong(&mut self, tensor: Range<usize>, _op: ReduceOp, round: u64) -> Result<u64> {
+            let output = self.receive[tensor].iter().enumerate();
+            Ok(output.filter(|&(index, &got)| got.bits() != generated(self.rank, round, index).bits()).count() as u64)
+        }
+
         fn prepare(&mut self, _call: &Call) -> Result<()> {
             Ok(())
         }
@@ -371,8 +496,13 @@ mod tests {
                 return Ok(());
             }
             let tensor = self.copy(call, 0);
-            if self.flaw == Flaw::WritesBeyond {
-                self.receive[tensor.end] = 1.0;
+            match self.flaw {
+                Flaw::WritesBeyond => self.receive[tensor.end] = 1.0,
+                Flaw::Spoils(first) => {
+                    self.receive[tensor.start + first] = -7.0;
+                    self.receive[tensor.end - 1] = f32::NAN;
+                }
+                _ => {}
             }
             Ok(())
         }
@@ -394,7 +524,21 @@ mod tests {
 
     const COUNT: usize = 100;
 
+    fn generated(rank: usize, round: u64, index: usize) -> f32 {
+        (rank as f32 + 1.0) * (round as f32 + 2.0) + index as f32
+    }
+
     fn run(flaws: &[Flaw], placement: Placement, checks: usize, fault: Option<Fault>) -> Result<Outcome> {
+        run_checked(flaws, placement, checks, fault, false)
+    }
+
+    fn run_checked(
+        flaws: &[Flaw],
+        placement: Placement,
+        checks: usize,
+        fault: Option<Fault>,
+        checks_itself: bool,
+    ) -> Result<Outcome> {
         let geometry = Geometry::new::<f32>(1000, 1);
         let mut ranks: Vec<_> = flaws
             .iter()
@@ -402,6 +546,7 @@ mod tests {
             .map(|(rank, &flaw)| Copier {
                 rank,
                 flaw,
+                checks_itself,
                 geometry,
                 send: vec![0.0; geometry.len()],
                 receive: vec![0.0; geometry.len()],
@@ -461,6 +606,33 @@ mod tests {
         assert_eq!(count(Placement::InPlace, 0, COUNT * 4), 0);
         assert_eq!(count(Placement::OutOfPlace, 1, COUNT * 4), 0);
         assert_eq!(count(Placement::OutOfPlace, 0, COUNT), 0);
+    }
+
+    #[test]
+    fn ranks_that_check_themselves_find_the_same() {
+        let run = |flaw, placement, checks| run_checked(&[flaw], placement, checks, None, true).unwrap().wrong.unwrap();
+        for placement in [Placement::OutOfPlace, Placement::InPlace] {
+            assert_eq!(run(Flaw::None, placement, 3), Wrong::default());
+            let beyond = run(Flaw::WritesBeyond, placement, 2);
+            assert_eq!((beyond.elements, beyond.first.unwrap().index), (2, COUNT as i64));
+            for first in [0, 1, 49, 50, 51, COUNT - 2] {
+                let wrong = run(Flaw::Spoils(first), placement, 1);
+                let told = wrong.first.unwrap();
+                let round = 1000 + u64::from(placement == Placement::InPlace);
+                assert_eq!((wrong.elements, told.index), (2, first as i64));
+                assert_eq!((told.expected, told.got), (generated(0, round, first).to_string(), "-7".to_owned()));
+            }
+        }
+        assert_eq!(run(Flaw::NoOutput, Placement::OutOfPlace, 3).elements, 3 * COUNT as u64);
+        let last = run(Flaw::LastTimed, Placement::OutOfPlace, 1);
+        assert_eq!((last.elements, last.first.unwrap().index), (1, COUNT as i64 - 1));
+        let count = |placement| {
+            let fault = Some(Fault { rank: 0, bytes: COUNT * 4 });
+            let wrong = run_checked(&[Flaw::None], placement, 2, fault, true).unwrap().wrong.unwrap();
+            (wrong.elements, wrong.first.map(|first| first.index))
+        };
+        assert_eq!(count(Placement::OutOfPlace), (1, Some(COUNT as i64 / 2)));
+        assert_eq!(count(Placement::InPlace), (0, None));
     }
 
     #[test]

@@ -77,7 +77,8 @@ pub(crate) struct Arguments {
     per_iteration: u8,
 
     /// Checks per size and placement; each does two calls, of exact integers and of values of many magnitudes, and
-    /// compares all ranks' bits with the definition. 0 turns checking off
+    /// compares all ranks' bits with the definition. Where GPUs have more than 16 MiB in all, each is one call whose
+    /// elements they make and compare themselves. 0 turns checking off
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
     checks: usize,
 

@@ -58,6 +58,8 @@ pub(crate) struct Check {
 pub(crate) enum Kind {
     /// A call of its own, with fresh inputs and a poisoned output.
     Fresh(Pattern),
+    /// The same, with inputs that were made, and an output that was looked at, where the ranks are.
+    Generated,
     /// The last of the timed calls, which had no pause between them.
     Timed,
 }
@@ -66,6 +68,7 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Kind::Fresh(pattern) => pattern.name(),
+            Kind::Generated => "inputs made on the device",
             Kind::Timed => "the last timed call's inputs",
         }
     }
@@ -74,16 +77,10 @@ impl Kind {
 impl Check {
     /// Compares a window of an output buffer: `lead` elements that must still be poison, the output, and more poison.
     pub(crate) fn window<T: Datum>(self, window: &[T], lead: usize, expected: &Expected<'_, T>) -> Wrong {
-        let mut wrong = Wrong::default();
         let count = expected.count();
         let (before, rest) = window.split_at(lead);
         let (output, after) = rest.split_at(count);
-        let poisoned = |guard: &[T], first: i64, wrong: &mut Wrong| {
-            for (index, &got) in guard.iter().enumerate() {
-                self.element(first + index as i64, T::POISON, got, wrong);
-            }
-        };
-        poisoned(before, -(lead as i64), &mut wrong);
+        let mut wrong = self.guard(before, -(lead as i64));
         let mut start = 0;
         for part in expected.parts {
             for (index, (&want, &got)) in part.iter().zip(&output[start..]).enumerate() {
@@ -91,8 +88,24 @@ impl Check {
             }
             start += part.len();
         }
-        poisoned(after, count as i64, &mut wrong);
+        wrong.add(self.guard(after, count as i64));
         wrong
+    }
+
+    /// Compares elements beside an output, which must still be poison; the first of them has this index.
+    pub(crate) fn guard<T: Datum>(self, guard: &[T], first: i64) -> Wrong {
+        let mut wrong = Wrong::default();
+        for (index, &got) in guard.iter().enumerate() {
+            self.element(first + index as i64, T::POISON, got, &mut wrong);
+        }
+        wrong
+    }
+
+    /// So many wrong elements, which somebody else counted, with the first of them.
+    pub(crate) fn found<T: Datum>(self, elements: u64, index: i64, want: T, got: T) -> Wrong {
+        let mut wrong = Wrong::default();
+        self.note(index, want, got, &mut wrong);
+        Wrong { elements, ..wrong }
     }
 
     #[inline(always)]
