@@ -5,6 +5,7 @@
 #include "one_shot_ll.cuh"
 #include "two_shot.cuh"
 #include "two_shot_ll.cuh"
+#include "two_shot_ll_pull.cuh"
 
 #define PEERSUM_KERNEL(algorithm, name, reduction, world, ...)                                              \
   extern "C" __global__ void __launch_bounds__(PEERSUM_MAX_THREADS, 1)                                      \
@@ -18,7 +19,8 @@
   PEERSUM_KERNEL(one_shot_pull, name, reduction, world, one_shot<Type, peersum::Op, world, true>)           \
   PEERSUM_KERNEL(two_shot_pull, name, reduction, world, two_shot<Type, peersum::Op, world, true>)           \
   PEERSUM_KERNEL(one_shot_ll, name, reduction, world, one_shot_ll<Type, peersum::Op, world>)                \
-  PEERSUM_KERNEL(two_shot_ll, name, reduction, world, two_shot_ll<Type, peersum::Op, world>)
+  PEERSUM_KERNEL(two_shot_ll, name, reduction, world, two_shot_ll<Type, peersum::Op, world>)                \
+  PEERSUM_KERNEL(two_shot_ll_pull, name, reduction, world, two_shot_ll_pull<Type, peersum::Op, world>)
 
 #define PEERSUM_REDUCTIONS(name, Type, world)                                                               \
   PEERSUM_ALGORITHMS(name, Type, sum, Sum, world)                                                           \

@@ -54,6 +54,7 @@
 #define PEERSUM_TWO_SHOT_PULL 3
 #define PEERSUM_ONE_SHOT_LL 4
 #define PEERSUM_TWO_SHOT_LL 5
+#define PEERSUM_TWO_SHOT_LL_PULL 6
 
 /* What a block was doing when it gave up. */
 #define PEERSUM_PHASE_EXCHANGE 0       /* the only round of a one-shot chunk */
@@ -106,10 +107,10 @@ struct peersum_call {
   uint64_t input;
   uint64_t output;
   uint64_t count;       /* elements */
-  uint64_t region;      /* where in each segment the algorithm's region starts */
+  uint64_t packet_region; /* where in each segment the region of LL packets starts; that of flags starts at 0 */
   uint64_t slot_bytes;  /* a multiple of PEERSUM_LINE_BYTES */
   uint64_t block_units; /* units of each block; the first `longer_blocks` have one more (peersum_split_start). A unit is
-                           a pack, or for LL the payload of one */
+                           a pack, for LL the payload of a packet, for both mixed what 3 packs or 4 packets hold */
   uint64_t chunk_units; /* units that a block moves in one round (one-shot) or two (two-shot) */
   uint64_t timeout_ns;
   uint64_t record; /* struct peersum_record* of this rank */

@@ -18,8 +18,10 @@
 
 namespace peersum {
 
-// Packs that a thread moves at a time where it only copies.
-constexpr int kCopies = 8;
+// Packs that a thread moves at a time where it only copies: as many as leave room in the registers that a block of the
+// most threads may have.
+template <typename Op, int N>
+constexpr int kCopies = IsSum<Op>::kValue && N > 2 ? 8 : 4;
 
 // A pack of every source.
 template <int N>
@@ -75,7 +77,7 @@ __device__ __forceinline__ void one_shot(const peersum_call& call) {
     block.next_round();
     if constexpr (kPull) {
       Pack* staged = block.slot(call.rank, 0);
-      read_packs<kCopies>(input, start, length, threadIdx.x, blockDim.x,
+      read_packs<kCopies<Op, N>>(input, start, length, threadIdx.x, blockDim.x,
                           [&](uint32_t i, const Pack& pack) { store_pack(staged + i, pack); });
     } else {
       read_packs<4>(input, start, length, threadIdx.x, blockDim.x, [&](uint32_t i, const Pack& pack) {

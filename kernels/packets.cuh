@@ -31,7 +31,7 @@ class PacketBlock : public Rounds<N> {
   using Rounds<N>::abort_;
 
  public:
-  using Rounds<N>::Rounds;
+  __device__ explicit PacketBlock(const peersum_call& call) : Rounds<N>(call, call.packet_region) {}
 
   __device__ uint32_t epoch() const { return epoch_; }
 
@@ -67,13 +67,11 @@ class PacketBlock : public Rounds<N> {
   __device__ bool poll(Pack (&packets)[kCount], uint32_t epoch, uint32_t phase, const Watch& watch, const From& from,
                        const Peer& peer, const Wants& wants) const {
     uint64_t started = 0;
-#pragma unroll
-    for (int i = 0; i < kCount; i++) packets[i].words[3] = ~epoch;
     for (uint32_t spins = 1;; spins++) {
-      // Only those that have not come: polling again for the others would take bandwidth from the stores it waits for.
+      // All of them again, also those that have come: loads that depend on earlier ones would not go out together.
 #pragma unroll
       for (int i = 0; i < kCount; i++) {
-        if (wants(i) && packets[i].words[3] != epoch) packets[i] = load_packet_relaxed_sys(from(i));
+        if (wants(i)) packets[i] = load_packet_relaxed_sys(from(i));
       }
       bool arrived = watch.flag == nullptr || load_relaxed_sys(watch.flag) == watch.awaited;
 #pragma unroll

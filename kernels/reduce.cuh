@@ -33,6 +33,15 @@ struct Extreme {
   }
 };
 
+template <typename Op>
+struct IsSum {
+  static constexpr bool kValue = false;
+};
+template <>
+struct IsSum<Sum> {
+  static constexpr bool kValue = true;
+};
+
 // Reduces the first kWords words of one pack of every rank; packs[r] is rank r's.
 template <typename T, typename Op, int N, int kWords = 4>
 __device__ __forceinline__ Pack reduce(const Pack (&packs)[N], uint32_t op) {

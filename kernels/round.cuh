@@ -13,8 +13,9 @@ namespace peersum {
 template <int N>
 class Rounds {
  public:
-  __device__ explicit Rounds(const peersum_call& call)
-      : call_(call), epoch_(begin(call)), abort_(load_relaxed_sys(&control(call, call.rank)->abort)) {}
+  // In the region that starts at this offset of every segment.
+  __device__ Rounds(const peersum_call& call, uint64_t region)
+      : call_(call), region_(region), epoch_(begin(call, region)), abort_(load_relaxed_sys(&control(call, call.rank)->abort)) {}
 
   // The slot that holds what `source` hands to this block, in the memory of rank `owner`, in the half of this round.
   __device__ Pack* slot(uint32_t owner, uint32_t source) const {
@@ -24,19 +25,19 @@ class Rounds {
 
   // Leaves the epoch for the next call. Only after a block barrier, so that all threads have read it.
   __device__ void finish() const {
-    if (threadIdx.x == 0) store_word(epoch_of(call_), epoch_);
+    if (threadIdx.x == 0) store_word(epoch_of(call_, region_), epoch_);
   }
 
  protected:
-  __device__ static uint32_t begin(const peersum_call& call) {
+  __device__ static uint32_t begin(const peersum_call& call, uint64_t region) {
     wait_for_previous_kernel();
     if (call.early) let_next_kernel_come();
-    return load_word(epoch_of(call));
+    return load_word(epoch_of(call, region));
   }
-  __device__ static uint32_t* epoch_of(const peersum_call& call) {
-    return &global<peersum_control>(call.segments[call.rank] + call.region)->epochs[blockIdx.x];
+  __device__ static uint32_t* epoch_of(const peersum_call& call, uint64_t region) {
+    return &global<peersum_control>(call.segments[call.rank] + region)->epochs[blockIdx.x];
   }
-  __device__ uint64_t region_of(uint32_t owner) const { return call_.segments[owner] + call_.region; }
+  __device__ uint64_t region_of(uint32_t owner) const { return call_.segments[owner] + region_; }
   __device__ uint64_t* flag_of(uint32_t owner, uint32_t writer) const {
     return global<uint64_t>(region_of(owner) +
                             peersum_flag_offset(N, call_.max_blocks, epoch_ & 1u, blockIdx.x, writer));
@@ -44,6 +45,7 @@ class Rounds {
   __device__ uint64_t flag() const { return static_cast<uint64_t>(call_.hash) << PEERSUM_HASH_SHIFT | epoch_; }
 
   const peersum_call& call_;
+  uint64_t region_;
   uint32_t epoch_;
   uint32_t abort_;
 };
@@ -55,7 +57,7 @@ class Block : public Rounds<N> {
   using Rounds<N>::abort_;
 
  public:
-  using Rounds<N>::Rounds;
+  __device__ explicit Block(const peersum_call& call) : Rounds<N>(call, 0) {}
 
   // Goes on to the next round: its half becomes the one that `slot` means.
   __device__ void next_round() { epoch_++; }

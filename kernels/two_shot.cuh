@@ -1,7 +1,7 @@
 // Two-shot all-reduce: reduce-scatter, then all-gather; rank r reduces part r of each chunk. Two rounds a chunk.
 //
 //   push                                          pull
-//   1. store part p into rank p's slot for me     1. store my chunk into my own slots of the half
+//   1. store part p into rank p's slot for me     1. store the other parts into my own slots of the half
 //   2. release, acquire                           2. release, acquire
 //   3. load my part of every rank from my slots,  3. load my part of every rank from its memory, reduce in
 //      reduce in rank order, store it into every     rank order, store it into my own slots of the next half
@@ -38,12 +38,16 @@ __device__ __forceinline__ void two_shot(const peersum_call& call) {
     const Part own = part_of<N>(length, call.rank), theirs = part_of<N>(length, peer);
     block.next_round();
     if constexpr (kPull) {
+      // All but my own part, which nobody loads.
       Pack* staged = block.slot(call.rank, 0);
-      read_packs<kCopies>(input, start, length, threadIdx.x, blockDim.x,
-                          [&](uint32_t i, const Pack& pack) { store_pack(staged + i, pack); });
+      const uint32_t after = own.start + own.length;
+      read_packs<kCopies<Op, N>>(input, start, own.start, threadIdx.x, blockDim.x,
+                                 [&](uint32_t i, const Pack& pack) { store_pack(staged + i, pack); });
+      read_packs<kCopies<Op, N>>(input, start + after, length - after, threadIdx.x, blockDim.x,
+                                 [&](uint32_t i, const Pack& pack) { store_pack(staged + after + i, pack); });
     } else if (moves) {
       Pack* slot = block.slot(peer, call.rank);
-      read_packs<kCopies>(input, start + theirs.start, theirs.length, lane, team_threads,
+      read_packs<kCopies<Op, N>>(input, start + theirs.start, theirs.length, lane, team_threads,
                           [&](uint32_t i, const Pack& pack) { store_pack(slot + i, pack); });
     }
     if (!block.exchange(PEERSUM_PHASE_REDUCE_SCATTER)) return;
@@ -66,7 +70,7 @@ __device__ __forceinline__ void two_shot(const peersum_call& call) {
     if (!block.exchange(PEERSUM_PHASE_ALL_GATHER)) return;
     if (moves) {
       const Pack* slot = kPull ? block.slot(peer, 0) : block.slot(call.rank, peer);
-      write_packs<kCopies>(output, start + theirs.start, theirs.length, lane, team_threads,
+      write_packs<kCopies<Op, N>>(output, start + theirs.start, theirs.length, lane, team_threads,
                            [&](uint32_t i) { return load_pack(slot + i); });
     }
   }

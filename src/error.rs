@@ -199,6 +199,30 @@ pub enum Error {
         device: usize,
     },
 
+    /// A buffer that cudarc does not keep in order with the stream.
+    #[error(
+        "{what} was made through another CudaContext object than the stream's, and cudarc does not order the two: make \
+         both from one `CudaContext`"
+    )]
+    UntrackedBuffer {
+        /// Which buffer.
+        what: &'static str,
+    },
+
+    /// A handle of other buffers.
+    #[error("the handle is of other `Buffers` than these, or of another type: use the one that `hold` returned")]
+    ForeignHandle,
+
+    /// The stream is being captured.
+    #[error(
+        "the stream of device {device} is being captured, and a graph would outlive what this call borrows: capture by \
+         `Buffers::capture`, or use the raw call"
+    )]
+    Capturing {
+        /// The stream's device.
+        device: usize,
+    },
+
     /// The stream belongs to another device or context than the communicator.
     #[error("the stream does not belong to device {device}'s primary context, which the communicator was made in")]
     ForeignStream {

@@ -1,8 +1,13 @@
 //! A rank's handle.
 
-use std::{ffi::c_void, ptr, sync::Arc, time::Duration};
+use std::{
+    ffi::c_void,
+    ptr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use cudarc::driver::sys;
+use cudarc::driver::{CudaStream, sys};
 
 use super::{
     driver::{self, Device, check},
@@ -55,6 +60,7 @@ pub struct Communicator {
     dependent_launch: bool,
     /// The stream of the last call, if its grid was too large for the next to come early.
     last_large: Option<usize>,
+    last_stream: Arc<Mutex<Option<Arc<CudaStream>>>>,
     group: Arc<Group>,
 }
 
@@ -67,6 +73,22 @@ struct Group {
     devices: Vec<Arc<Device>>,
 }
 
+impl Group {
+    fn check(&self) -> Result<()> {
+        let mut aborted = None;
+        for record in self.records.iter().filter_map(|record| record.read()) {
+            match error_of(&record) {
+                error @ Error::Aborted { .. } => aborted = aborted.or(Some(error)),
+                cause => return Err(cause),
+            }
+        }
+        if self.records.iter().any(|record| record.abort_requested()) {
+            return Err(Error::Aborted { by: None });
+        }
+        aborted.map_or(Ok(()), Err)
+    }
+}
+
 /// How a kernel overlaps with those before and after it in its stream.
 struct Neighbours {
     /// It is made ready while the previous kernel runs.
@@ -77,9 +99,29 @@ struct Neighbours {
     large: Option<usize>,
 }
 
-/// Keeps a group's memory alive, for graphs that use it.
+/// What graphs keep of a rank: its group's memory, and the stream that it used last.
 #[derive(Clone)]
-pub(crate) struct Lifeline(#[allow(dead_code)] Arc<Group>);
+pub(crate) struct Lifeline {
+    group: Arc<Group>,
+    last_stream: Arc<Mutex<Option<Arc<CudaStream>>>>,
+}
+
+impl Lifeline {
+    /// The failure of the group, if there is one.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.group.check()
+    }
+
+    /// The stream of the rank's last call by the safe layer.
+    pub(crate) fn last_stream(&self) -> MutexGuard<'_, Option<Arc<CudaStream>>> {
+        self.last_stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether both are the same rank's.
+    pub(crate) fn is(&self, other: &Lifeline) -> bool {
+        Arc::ptr_eq(&self.last_stream, &other.last_stream)
+    }
+}
 
 /// Aborts a group from any thread.
 #[derive(Clone)]
@@ -190,6 +232,7 @@ impl Communicator {
                 .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
                 >= 9,
             last_large: None,
+            last_stream: Arc::default(),
             group,
         })
     }
@@ -245,17 +288,7 @@ impl Communicator {
     /// The failure of the group, if there is one: of this rank or of any other. Doesn't synchronise: what a kernel that
     /// still runs will find is not known yet.
     pub fn check(&self) -> Result<()> {
-        let mut aborted = None;
-        for record in self.group.records.iter().filter_map(|record| record.read()) {
-            match error_of(&record) {
-                error @ Error::Aborted { .. } => aborted = aborted.or(Some(error)),
-                cause => return Err(cause),
-            }
-        }
-        if self.group.records.iter().any(|record| record.abort_requested()) {
-            return Err(Error::Aborted { by: None });
-        }
-        aborted.map_or(Ok(()), Err)
+        self.group.check()
     }
 
     /// Aborts the group; see [`AbortHandle::abort`].
@@ -308,6 +341,8 @@ impl Communicator {
     /// * Both ranges must be valid, on this rank's device, until the work that this call enqueues has finished; and if
     ///   the stream is being captured, whenever a graph with it is launched.
     /// * Nothing else may write the input, or touch the output, meanwhile.
+    /// * Two kernels of one rank must not run at the same time: a call on another stream than the last one's must be
+    ///   ordered behind it, by an event for example.
     /// * A graph that captured this call must not run after the last communicator of the group is dropped, and not at
     ///   the same time as another call of this communicator.
     pub unsafe fn all_reduce_raw(
@@ -409,15 +444,14 @@ impl Communicator {
         for (address, segment) in segments.iter_mut().zip(&group.segments) {
             *address = segment.address();
         }
-        let by_packets = plan.algorithm.by_packets();
-        let layout = &group.regions[usize::from(by_packets)];
+        let layout = &group.regions[0]; // both are alike
         let (units, blocks) = (bytes.div_ceil(plan.algorithm.unit_bytes()), u64::from(plan.blocks));
         bindings::peersum_call {
             segments,
             input,
             output,
             count,
-            region: if by_packets { group.regions[0].segment_bytes() } else { 0 },
+            packet_region: group.regions[0].segment_bytes(),
             slot_bytes: layout.slot_bytes,
             block_units: units / blocks,
             chunk_units: plan.chunk_bytes / plan.algorithm.unit_bytes(),
@@ -437,7 +471,7 @@ impl Communicator {
     }
 
     pub(crate) fn lifeline(&self) -> Lifeline {
-        Lifeline(self.group.clone())
+        Lifeline { group: self.group.clone(), last_stream: self.last_stream.clone() }
     }
 
     pub(crate) fn context(&self) -> sys::CUcontext {

@@ -11,7 +11,8 @@
 //! other's kernel waits behind that, and both wait for each other until the timeout. So set
 //! `CUDA_DEVICE_MAX_CONNECTIONS=32` before CUDA starts (there are 8 queues otherwise), and make the ranks' streams once,
 //! one after the other: streams that are made and destroyed over and over come to share queues, seen with 3 ranks and 32
-//! queues. Other work on the device that fills it makes calls slower, not wrong.
+//! queues. Copies have fewer queues: a copy that waits for one rank's call holds up the other ranks' copies, so the ranks'
+//! threads must meet before they enqueue copies, or copy by kernels. Other work on the device that fills it makes calls slower, not wrong.
 //!
 //! # Threads of one process
 //!

@@ -59,7 +59,9 @@ impl Exchange<'_> {
                     Algorithm::OneShotPull => self.one_shot_pull::<T>(chunk)?,
                     Algorithm::TwoShot => self.two_shot::<T>(chunk)?,
                     Algorithm::TwoShotPull => self.two_shot_pull::<T>(chunk)?,
-                    Algorithm::OneShotLl | Algorithm::TwoShotLl => unreachable!("no group is made with these"),
+                    Algorithm::OneShotLl | Algorithm::TwoShotLl | Algorithm::TwoShotLlPull => {
+                        unreachable!("no group is made with these")
+                    }
                 }
             }
         }

@@ -18,27 +18,58 @@
 //! # Ok::<(), peersum::Error>(())
 //! ```
 
-use std::{any::Any, marker::PhantomData, sync::Arc};
+use std::{
+    any::Any,
+    marker::PhantomData,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
-use cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DriverError, sys};
+use cudarc::driver::{
+    CudaGraph, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DriverError, sys,
+};
 
 use crate::{
     Element, Error, ReduceOp, Result,
     cuda::{Communicator, Lifeline, Restored, check},
 };
 
+mod sealed {
+    pub trait Sealed {}
+    impl<T> Sealed for cudarc::driver::CudaSlice<T> {}
+    impl<T> Sealed for cudarc::driver::CudaView<'_, T> {}
+    impl<T> Sealed for cudarc::driver::CudaViewMut<'_, T> {}
+}
+
+/// A buffer of cudarc's to read from: a slice or a view. Sealed, since `DevicePtr` alone is a safe trait that may return any
+/// address.
+pub trait Source<T>: DevicePtr<T> + sealed::Sealed {}
+impl<T> Source<T> for CudaSlice<T> {}
+impl<T> Source<T> for CudaView<'_, T> {}
+impl<T> Source<T> for CudaViewMut<'_, T> {}
+
+/// A buffer of cudarc's to write to: a slice or a mutable view. Sealed, as [`Source`] is.
+pub trait Target<T>: DevicePtrMut<T> + sealed::Sealed {}
+impl<T> Target<T> for CudaSlice<T> {}
+impl<T> Target<T> for CudaViewMut<'_, T> {}
+
 impl Communicator {
     /// Enqueues the all-reduce of `input` into `output` on `stream`.
     ///
     /// Both have the same number of elements, on this rank's device; any length and any offset into an allocation will
-    /// do. It returns once the work is enqueued; the borrows end then, and cudarc's stream order keeps the buffers alive
-    /// and unchanged for it (with cudarc's event tracking off, that is up to the caller's own stream order).
+    /// do. It returns once the work is enqueued; the borrows end then, and cudarc's events keep other streams' work on
+    /// the buffers, and their release, in order with it (with cudarc's event tracking off, that is up to the caller).
+    ///
+    /// Calls may go to different streams: where the stream changes, the new one is made to wait for the last one, by an
+    /// event. To capture a call, use [`Buffers::capture`].
     ///
     /// # Errors
     ///
     /// Before anything is enqueued: [`Error::LengthMismatch`], [`Error::ForeignStream`], [`Error::UnreachableMemory`],
-    /// those of the plan, and the group's failure.
-    pub fn all_reduce<T: Element, I: DevicePtr<T>, O: DevicePtrMut<T>>(
+    /// [`Error::UntrackedBuffer`], [`Error::Capturing`], those of the plan, and the group's failure.
+    pub fn all_reduce<T: Element, I: Source<T>, O: Target<T>>(
         &mut self,
         input: &I,
         output: &mut O,
@@ -48,30 +79,43 @@ impl Communicator {
         if input.len() != output.len() {
             return Err(Error::LengthMismatch { input: input.len(), output: output.len() });
         }
-        self.belongs(stream)?;
-        self.reaches("input", input.stream())?;
-        self.reaches("output", output.stream())?;
+        let _restored = self.eager(stream)?;
+        self.reaches("input", input.stream(), stream)?;
+        self.reaches("output", output.stream(), stream)?;
         let count = input.len();
         let (from, _reading) = input.device_ptr(stream);
         let (to, _writing) = output.device_ptr_mut(stream);
         // SAFETY: cudarc's buffers are valid for their length, in this device's context, and the guards keep other
         // streams from writing the input or touching the output until this work is done, as `&` and `&mut` keep threads.
+        // The stream is not being captured, and follows the last one that this rank used.
         unsafe { self.all_reduce_raw(from, to, count, T::DTYPE, op, stream.cu_stream().cast()) }
     }
 
     /// Enqueues the all-reduce of `buffer` in place on `stream`; see [`Communicator::all_reduce`].
-    pub fn all_reduce_in_place<T: Element, B: DevicePtrMut<T>>(
+    pub fn all_reduce_in_place<T: Element, B: Target<T>>(
         &mut self,
         buffer: &mut B,
         op: ReduceOp,
         stream: &Arc<CudaStream>,
     ) -> Result<()> {
-        self.belongs(stream)?;
-        self.reaches("buffer", buffer.stream())?;
+        let _restored = self.eager(stream)?;
+        self.reaches("buffer", buffer.stream(), stream)?;
         let count = buffer.len();
         let (address, _writing) = buffer.device_ptr_mut(stream);
         // SAFETY: as in `all_reduce`.
         unsafe { self.all_reduce_raw(address, address, count, T::DTYPE, op, stream.cu_stream().cast()) }
+    }
+
+    /// Whether an eager call may go to this stream; if so, orders it behind the last stream that the rank used. The guard
+    /// must outlive all of cudarc's calls, which change the current context.
+    fn eager(&self, stream: &Arc<CudaStream>) -> Result<Restored> {
+        self.belongs(stream)?;
+        let restored = Restored::new(Some(self.device()))?;
+        if is_capturing(stream)? {
+            return Err(Error::Capturing { device: self.device() });
+        }
+        follow(&self.lifeline(), stream)?;
+        Ok(restored)
     }
 
     fn belongs(&self, stream: &CudaStream) -> Result<()> {
@@ -81,13 +125,39 @@ impl Communicator {
         Err(Error::ForeignStream { device: self.device() })
     }
 
-    /// Whether a buffer that was allocated on `stream` is in this communicator's context.
-    fn reaches(&self, what: &'static str, stream: &CudaStream) -> Result<()> {
-        if stream.context().cu_ctx() == self.context() {
-            return Ok(());
+    /// Whether a buffer that was allocated on `home` may be used on `stream`.
+    fn reaches(&self, what: &'static str, home: &Arc<CudaStream>, stream: &Arc<CudaStream>) -> Result<()> {
+        if home.context().cu_ctx() != self.context() {
+            let allocated_on = home.context().ordinal();
+            return Err(Error::UnreachableMemory { what, allocated_on, device: self.device() });
         }
-        Err(Error::UnreachableMemory { what, allocated_on: stream.context().ordinal(), device: self.device() })
+        tracked(what, home, stream)
     }
+}
+
+/// cudarc orders streams by events only where the context object of the buffer knows of several.
+fn tracked(what: &'static str, home: &Arc<CudaStream>, stream: &Arc<CudaStream>) -> Result<()> {
+    let one_object = Arc::ptr_eq(home.context(), stream.context());
+    if one_object || home.cu_stream() == stream.cu_stream() || home.context().is_managing_stream_synchronization() {
+        return Ok(());
+    }
+    Err(Error::UntrackedBuffer { what })
+}
+
+fn is_capturing(stream: &CudaStream) -> Result<bool> {
+    let status = bound(stream, "cuStreamIsCapturing", || stream.capture_status())?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// Makes `stream` wait for the last stream that the rank used, if that is another: two kernels of one rank must not run at
+/// the same time.
+fn follow(rank: &Lifeline, stream: &Arc<CudaStream>) -> Result<()> {
+    let mut last = rank.last_stream();
+    if let Some(last) = last.as_ref().filter(|last| last.cu_stream() != stream.cu_stream()) {
+        bound(stream, "cuStreamWaitEvent", || stream.join(last))?;
+    }
+    *last = Some(stream.clone());
+    Ok(())
 }
 
 /// Buffers that a graph will use, and own: what is captured are addresses, so the memory must live as long as the graph.
@@ -111,17 +181,26 @@ impl Communicator {
 /// }
 /// let mut graph = capture.finish()?;
 /// graph.launch()?; // as often as you like, between eager calls
-/// let result = stream.clone_dtoh(graph.buffer(x)).unwrap();
+/// let result = stream.clone_dtoh(&graph.buffer(x)).unwrap();
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Default)]
 pub struct Buffers {
+    /// Tells handles of these buffers from those of others.
+    id: u64,
     held: Vec<Box<dyn Hold>>,
+}
+
+impl Default for Buffers {
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Buffers { id: NEXT.fetch_add(1, Ordering::Relaxed), held: Vec::new() }
+    }
 }
 
 /// A buffer that a graph owns.
 pub struct Held<T> {
+    owner: u64,
     index: usize,
     element: PhantomData<fn(T)>,
 }
@@ -139,7 +218,6 @@ trait Hold: Any {
     /// Its address, ordered behind other streams' work on it, for work on `stream` that is enqueued within `then`.
     fn with_address(&mut self, stream: &CudaStream, then: &mut dyn FnMut(u64));
     fn home(&self) -> &Arc<CudaStream>;
-    fn length(&self) -> usize;
     fn as_any(&self) -> &dyn Any;
     fn as_any_mut(&mut self) -> &mut dyn Any;
 }
@@ -151,9 +229,6 @@ impl<T: Element> Hold for CudaSlice<T> {
     }
     fn home(&self) -> &Arc<CudaStream> {
         self.stream()
-    }
-    fn length(&self) -> usize {
-        self.len()
     }
     fn as_any(&self) -> &dyn Any {
         self
@@ -172,22 +247,35 @@ impl Buffers {
     /// Takes a buffer in.
     pub fn hold<T: Element>(&mut self, buffer: CudaSlice<T>) -> Held<T> {
         self.held.push(Box::new(buffer));
-        Held { index: self.held.len() - 1, element: PhantomData }
+        Held { owner: self.id, index: self.held.len() - 1, element: PhantomData }
+    }
+
+    fn get<T: Element>(&self, held: Held<T>) -> Result<&CudaSlice<T>> {
+        let slice = self.held.get(held.index).filter(|_| held.owner == self.id);
+        slice.and_then(|slice| slice.as_any().downcast_ref()).ok_or(Error::ForeignHandle)
+    }
+
+    fn get_mut<T: Element>(&mut self, held: Held<T>) -> Result<&mut CudaSlice<T>> {
+        let slice = self.held.get_mut(held.index).filter(|_| held.owner == self.id);
+        slice.and_then(|slice| slice.as_any_mut().downcast_mut()).ok_or(Error::ForeignHandle)
     }
 
     /// Starts to capture what is enqueued on `stream`, these calls and any other.
     ///
     /// The capture is thread-local: other threads go on allocating and synchronising; this one must not.
     pub fn capture(mut self, stream: &Arc<CudaStream>) -> Result<Capture> {
+        let _restored = Restored::new(Some(stream.context().ordinal()))?;
         let mut addresses = Vec::with_capacity(self.held.len());
         for buffer in &mut self.held {
             if buffer.home().context().cu_ctx() != stream.context().cu_ctx() {
                 let (allocated_on, device) = (buffer.home().context().ordinal(), stream.context().ordinal());
                 return Err(Error::UnreachableMemory { what: "buffer", allocated_on, device });
             }
+            tracked("buffer", buffer.home(), stream)?;
             // Events are for eager work: within a capture they would belong to the graph.
             buffer.with_address(stream, &mut |address| addresses.push(address));
         }
+        stream.context().check_err().map_err(|error| driver_error(stream, "an earlier call of cudarc's", error))?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         bound(stream, "cuStreamBeginCapture", || stream.begin_capture(mode))?;
         Ok(Capture { stream: stream.clone(), buffers: self, addresses, lifelines: Vec::new(), open: true })
@@ -213,7 +301,13 @@ impl Capture {
         op: ReduceOp,
     ) -> Result<()> {
         communicator.belongs(&self.stream)?;
-        let (count, outputs) = (self.buffers.held[input.index].length(), self.buffers.held[output.index].length());
+        if !is_capturing(&self.stream)? {
+            return Err(Error::System {
+                call: "cuStreamIsCapturing",
+                reason: "the capture was ended by somebody else".into(),
+            });
+        }
+        let (count, outputs) = (self.buffers.get(input)?.len(), self.buffers.get(output)?.len());
         if count != outputs {
             return Err(Error::LengthMismatch { input: count, output: outputs });
         }
@@ -221,7 +315,10 @@ impl Capture {
         // SAFETY: the graph will own both buffers, which are in the stream's context, and the communicator's memory,
         // and gives access to them only between launches.
         unsafe { communicator.all_reduce_raw(from, to, count, T::DTYPE, op, self.stream.cu_stream().cast())? };
-        self.lifelines.push(communicator.lifeline());
+        let lifeline = communicator.lifeline();
+        if !self.lifelines.iter().any(|held| held.is(&lifeline)) {
+            self.lifelines.push(lifeline);
+        }
         Ok(())
     }
 
@@ -250,9 +347,10 @@ impl Capture {
             reason: "the capture was invalidated by a call that can't be captured".into(),
         })?;
         bound(&stream, "cuGraphUpload", || graph.upload())?;
-        let buffers = std::mem::take(&mut self.buffers);
+        let emptied = Buffers { id: self.buffers.id, held: Vec::new() };
+        let buffers = std::mem::replace(&mut self.buffers, emptied);
         let lifelines = std::mem::take(&mut self.lifelines);
-        Ok(Graph { graph, stream, buffers, _lifelines: lifelines })
+        Ok(Graph { graph, stream, buffers, lifelines })
     }
 }
 
@@ -271,27 +369,43 @@ pub struct Graph {
     graph: CudaGraph,
     stream: Arc<CudaStream>,
     buffers: Buffers,
-    _lifelines: Vec<Lifeline>,
+    lifelines: Vec<Lifeline>,
 }
 
 impl Graph {
     /// Enqueues the graph on the stream that it was captured on.
     ///
-    /// Every rank must launch its graphs and make its eager calls in the same order.
+    /// Every rank must launch its graphs and make its eager calls in the same order. As with eager calls, the stream is
+    /// made to wait for the last one that the ranks used, if that is another, and the group's failure is an error.
     pub fn launch(&mut self) -> Result<()> {
         let (graph, stream) = (&self.graph, &self.stream);
+        let _restored = Restored::new(Some(stream.context().ordinal()))?;
+        if is_capturing(stream)? {
+            return Err(Error::Capturing { device: stream.context().ordinal() });
+        }
+        for rank in &self.lifelines {
+            rank.check()?;
+            follow(rank, stream)?;
+        }
         let mut launch = || bound(stream, "cuGraphLaunch", || graph.launch());
         launch_behind(&mut self.buffers.held, stream, &mut launch)
     }
 
     /// A buffer, to read.
-    pub fn buffer<T: Element>(&self, held: Held<T>) -> &CudaSlice<T> {
-        self.buffers.held[held.index].as_any().downcast_ref().expect("a handle of this graph's buffers")
+    ///
+    /// # Panics
+    /// If the handle is of other buffers than this graph's.
+    pub fn buffer<T: Element>(&self, held: Held<T>) -> CudaView<'_, T> {
+        self.buffers.get(held).unwrap_or_else(|error| panic!("{error}")).as_view()
     }
 
-    /// A buffer, to write.
-    pub fn buffer_mut<T: Element>(&mut self, held: Held<T>) -> &mut CudaSlice<T> {
-        self.buffers.held[held.index].as_any_mut().downcast_mut().expect("a handle of this graph's buffers")
+    /// A buffer, to write. The buffer itself stays the graph's.
+    ///
+    /// # Panics
+    /// If the handle is of other buffers than this graph's.
+    pub fn buffer_mut<T: Element>(&mut self, held: Held<T>) -> CudaViewMut<'_, T> {
+        let slice = self.buffers.get_mut(held).unwrap_or_else(|error| panic!("{error}"));
+        slice.as_view_mut()
     }
 }
 
@@ -315,5 +429,9 @@ fn bound<R>(
 ) -> Result<R> {
     let ordinal = Some(stream.context().ordinal());
     let _restored = Restored::new(ordinal)?;
-    then().map_err(|DriverError(status)| check(call, ordinal, status).expect_err("cudarc returns failures only"))
+    then().map_err(|error| driver_error(stream, call, error))
+}
+
+fn driver_error(stream: &CudaStream, call: &'static str, DriverError(status): DriverError) -> Error {
+    check(call, Some(stream.context().ordinal()), status).expect_err("cudarc returns failures only")
 }

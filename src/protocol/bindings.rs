@@ -21,6 +21,7 @@ pub const PEERSUM_ONE_SHOT_PULL: u32 = 2;
 pub const PEERSUM_TWO_SHOT_PULL: u32 = 3;
 pub const PEERSUM_ONE_SHOT_LL: u32 = 4;
 pub const PEERSUM_TWO_SHOT_LL: u32 = 5;
+pub const PEERSUM_TWO_SHOT_LL_PULL: u32 = 6;
 pub const PEERSUM_PHASE_EXCHANGE: u32 = 0;
 pub const PEERSUM_PHASE_REDUCE_SCATTER: u32 = 1;
 pub const PEERSUM_PHASE_ALL_GATHER: u32 = 2;
@@ -89,7 +90,7 @@ pub struct peersum_call {
     pub input: u64,
     pub output: u64,
     pub count: u64,
-    pub region: u64,
+    pub packet_region: u64,
     pub slot_bytes: u64,
     pub block_units: u64,
     pub chunk_units: u64,
@@ -114,7 +115,7 @@ const _: () = {
     ["Offset of field: peersum_call::input"][::core::mem::offset_of!(peersum_call, input) - 64usize];
     ["Offset of field: peersum_call::output"][::core::mem::offset_of!(peersum_call, output) - 72usize];
     ["Offset of field: peersum_call::count"][::core::mem::offset_of!(peersum_call, count) - 80usize];
-    ["Offset of field: peersum_call::region"][::core::mem::offset_of!(peersum_call, region) - 88usize];
+    ["Offset of field: peersum_call::packet_region"][::core::mem::offset_of!(peersum_call, packet_region) - 88usize];
     ["Offset of field: peersum_call::slot_bytes"][::core::mem::offset_of!(peersum_call, slot_bytes) - 96usize];
     ["Offset of field: peersum_call::block_units"][::core::mem::offset_of!(peersum_call, block_units) - 104usize];
     ["Offset of field: peersum_call::chunk_units"][::core::mem::offset_of!(peersum_call, chunk_units) - 112usize];

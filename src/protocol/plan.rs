@@ -23,17 +23,20 @@ pub enum Algorithm {
     OneShotLl,
     /// Two-shot by LL packets. CUDA only.
     TwoShotLl,
+    /// Reduce-scatter by LL packets, all-gather by loads from the peers' staging. CUDA only.
+    TwoShotLlPull,
 }
 
 impl Algorithm {
     /// All algorithms, in the order of their codes.
-    pub const ALL: [Algorithm; 6] = [
+    pub const ALL: [Algorithm; 7] = [
         Algorithm::OneShot,
         Algorithm::TwoShot,
         Algorithm::OneShotPull,
         Algorithm::TwoShotPull,
         Algorithm::OneShotLl,
         Algorithm::TwoShotLl,
+        Algorithm::TwoShotLlPull,
     ];
 
     pub(crate) const fn code(self) -> u32 {
@@ -44,6 +47,7 @@ impl Algorithm {
             Algorithm::TwoShotPull => bindings::PEERSUM_TWO_SHOT_PULL,
             Algorithm::OneShotLl => bindings::PEERSUM_ONE_SHOT_LL,
             Algorithm::TwoShotLl => bindings::PEERSUM_TWO_SHOT_LL,
+            Algorithm::TwoShotLlPull => bindings::PEERSUM_TWO_SHOT_LL_PULL,
         }
     }
 
@@ -56,6 +60,7 @@ impl Algorithm {
             Algorithm::TwoShotPull => "two-shot-pull",
             Algorithm::OneShotLl => "one-shot-ll",
             Algorithm::TwoShotLl => "two-shot-ll",
+            Algorithm::TwoShotLlPull => "two-shot-ll-pull",
         }
     }
 
@@ -63,18 +68,27 @@ impl Algorithm {
     pub const fn rounds(self) -> u32 {
         match self {
             Algorithm::OneShot | Algorithm::OneShotPull | Algorithm::OneShotLl => 1,
-            Algorithm::TwoShot | Algorithm::TwoShotPull | Algorithm::TwoShotLl => 2,
+            Algorithm::TwoShot | Algorithm::TwoShotPull | Algorithm::TwoShotLl | Algorithm::TwoShotLlPull => 2,
         }
     }
 
-    /// Whether it moves LL packets, which need a region of their own.
-    pub const fn by_packets(self) -> bool {
-        matches!(self, Algorithm::OneShotLl | Algorithm::TwoShotLl)
+    /// Rounds that a chunk takes by LL packets, which count epochs of their own; the rest are by flags.
+    pub const fn packet_rounds(self) -> u32 {
+        match self {
+            Algorithm::OneShotLl | Algorithm::TwoShotLlPull => 1,
+            Algorithm::TwoShotLl => 2,
+            _ => 0,
+        }
     }
 
-    /// Bytes of the units that it splits a message into: a pack, or the payload of a packet.
+    /// Bytes of the units that it splits a message into: a pack of 16 bytes, the payload of a packet, or what 3 packs
+    /// and 4 packets hold where both move.
     pub const fn unit_bytes(self) -> u64 {
-        if self.by_packets() { bindings::PEERSUM_LL_PAYLOAD_BYTES as u64 } else { PACK_BYTES }
+        match self {
+            Algorithm::OneShotLl | Algorithm::TwoShotLl => bindings::PEERSUM_LL_PAYLOAD_BYTES as u64,
+            Algorithm::TwoShotLlPull => 3 * PACK_BYTES,
+            _ => PACK_BYTES,
+        }
     }
 
     /// The most bytes of a message that one block can move in one chunk: the gate and the kernels both use it.
@@ -82,13 +96,15 @@ impl Algorithm {
     /// One-shot hands the whole chunk to every peer's slot. Two-shot hands each peer its part, and the pulls stage the
     /// chunk in the rank's own slots of the half, which lie side by side.
     pub fn chunk_capacity(self, layout: &Layout) -> u64 {
+        let payload = layout.slot_bytes / PACK_BYTES * u64::from(bindings::PEERSUM_LL_PAYLOAD_BYTES);
         match self {
             Algorithm::OneShot => layout.slot_bytes,
             Algorithm::TwoShot | Algorithm::OneShotPull | Algorithm::TwoShotPull => {
                 layout.slot_bytes * u64::from(layout.world)
             }
-            Algorithm::OneShotLl => layout.slot_bytes / PACK_BYTES * self.unit_bytes(),
-            Algorithm::TwoShotLl => layout.slot_bytes / PACK_BYTES * self.unit_bytes() * u64::from(layout.world),
+            // A packet takes a pack of the slot; the slots are a multiple of four packs.
+            Algorithm::OneShotLl => payload,
+            Algorithm::TwoShotLl | Algorithm::TwoShotLlPull => payload * u64::from(layout.world),
         }
     }
 }
@@ -176,6 +192,8 @@ pub fn plan(bytes: u64, layout: &Layout, options: &Options, priors: Priors, resi
             });
         }
         Some(forced) => forced,
+        // Packets are for short calls, where it matters that the next call's blocks may come while these run.
+        None if choice.algorithm.packet_rounds() > 0 => choice.blocks.min((most_resident / 2).max(1)),
         None => choice.blocks.min(most_resident),
     };
     let blocks = blocks.clamp(1, most_by_size.max(1));

@@ -65,11 +65,13 @@ fn a_graph_owns_its_buffers_and_outlives_the_communicator() {
         let mut graph = captured.finish().unwrap();
         for call in 0..20 {
             let values: Vec<bf16> = (0..count).map(|index| integer(call, rank.rank, index)).collect();
-            rank.stream.memcpy_htod(&values, graph.buffer_mut(x)).unwrap();
+            rank.stream.memcpy_htod(&values, &mut graph.buffer_mut(x)).unwrap();
             rank.stream.synchronize().unwrap();
             rank.meet();
             graph.launch().unwrap();
-            let result = rank.download(graph.buffer(y));
+            let result = rank.stream.clone_dtoh(&graph.buffer(y)).unwrap();
+            rank.stream.synchronize().unwrap();
+            rank.communicator.check().unwrap();
             assert!((0..count).all(|index| result[index] == integer_sum(call, 2, index)), "call {call}");
             rank.meet();
         }
@@ -141,6 +143,48 @@ fn graphs_and_eager_calls_in_any_order() {
             rank.meet();
         });
     }
+}
+
+/// What safe code could do to a graph's addresses is refused: eager calls on a captured stream, handles of other buffers.
+#[test]
+fn what_would_outlive_its_buffers_is_refused() {
+    let Some(devices) = harness::devices() else { return };
+    devices.run(1, &harness::options(), |rank| {
+        let (mut tensor, other) = (rank.upload(&[1.0f32; 100]), rank.upload(&[bf16::ONE; 50]));
+        let foreign = Buffers::new().hold(other);
+        let mut buffers = Buffers::new();
+        let x = buffers.hold(rank.upload(&[bf16::ONE; 50]));
+        let mut captured = buffers.capture(&rank.stream).unwrap();
+        let stream = captured.stream().clone();
+        let error = rank.communicator.all_reduce_in_place(&mut tensor, ReduceOp::Sum, &stream).unwrap_err();
+        assert!(matches!(error, Error::Capturing { .. }), "{error}");
+        let error = captured.all_reduce(&mut rank.communicator, x, foreign, ReduceOp::Sum).unwrap_err();
+        assert_eq!(error, Error::ForeignHandle);
+        captured.all_reduce_in_place(&mut rank.communicator, x, ReduceOp::Sum).unwrap();
+        captured.finish().unwrap().launch().unwrap();
+    });
+}
+
+/// One communicator from two streams: the safe layer puts one behind the other.
+#[test]
+fn calls_on_two_streams_follow_one_another() {
+    let Some(devices) = harness::devices() else { return };
+    devices.run(2, &harness::options(), |rank| {
+        let other = rank.second_stream();
+        let mut tensor = rank.upload(&vec![1.0f32; 50_000]);
+        rank.stream.synchronize().unwrap();
+        rank.meet();
+        let calls = 20;
+        for call in 0..calls {
+            // The ranks take turns of their own: rank 1 begins with the other stream.
+            let stream = if (call + rank.rank) % 2 == 0 { rank.stream.clone() } else { other.clone() };
+            rank.communicator.all_reduce_in_place(&mut tensor, ReduceOp::Sum, &stream).unwrap();
+        }
+        other.synchronize().unwrap();
+        rank.stream.synchronize().unwrap();
+        rank.meet();
+        assert_eq!(rank.download(&tensor), vec![2.0f32.powi(calls as i32); 50_000]);
+    });
 }
 
 /// An error inside a capture leaves the communicator as it was.

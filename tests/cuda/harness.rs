@@ -56,7 +56,7 @@ fn stream(device: usize, rank: usize) -> Arc<CudaStream> {
     let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
     let of_device = streams.entry(device).or_insert_with(|| {
         let context = CudaContext::new(device).unwrap();
-        (0..8).map(|_| context.new_stream().unwrap()).collect()
+        (0..16).map(|_| context.new_stream().unwrap()).collect()
     });
     of_device[rank].clone()
 }
@@ -96,13 +96,13 @@ impl Devices {
                 .map(|communicator| {
                     let meeting = meeting.clone();
                     scope.spawn(move || {
-                        let context = CudaContext::new(communicator.device()).unwrap();
+                        let stream = stream(communicator.device(), communicator.rank());
                         let mut rank = Rank {
                             rank: communicator.rank(),
                             world,
-                            stream: stream(communicator.device(), communicator.rank()),
+                            context: stream.context().clone(),
+                            stream,
                             verifier: Arc::new(Verifier::new(communicator.device()).unwrap()),
-                            context,
                             communicator,
                             capturing: false,
                             enqueued: 0,
@@ -129,6 +129,11 @@ impl Rank {
     /// synchronisation here.
     pub fn meet(&self) {
         self.meeting.meet();
+    }
+
+    /// Another stream than the rank's.
+    pub fn second_stream(&self) -> Arc<CudaStream> {
+        stream(self.communicator.device(), 8 + self.rank)
     }
 
     /// Called once a call: keeps the queue of the stream short. A launch that waits for room in its queue keeps the
