@@ -24,13 +24,13 @@ fn written_after_the_capture(stream: Arc<CudaStream>, mut tensor: CudaSlice<f32>
 fn read_while_it_is_launched(mut graph: Graph, tensor: Held<f32>, stream: Arc<CudaStream>) {
     let result = graph.buffer(tensor);
     graph.launch().unwrap();
-    stream.clone_dtoh(result).unwrap();
+    stream.clone_dtoh(&result).unwrap();
 }
 
 fn kept_beyond_the_graph(graph: Graph, tensor: Held<f32>, stream: Arc<CudaStream>) {
     let result = graph.buffer(tensor);
     drop(graph);
-    stream.clone_dtoh(result).unwrap();
+    stream.clone_dtoh(&result).unwrap();
 }
 
 fn main() {}
