@@ -18,10 +18,14 @@
 
 namespace peersum {
 
-// Packs that a thread moves at a time where it only copies: as many as leave room in the registers that a block of the
-// most threads may have.
+// Packs that a thread moves at a time where it only copies: as many as the compiler for the architecture finds registers
+// for, in a block of the most threads.
 template <typename Op, int N>
+#if __CUDA_ARCH__ == 900
 constexpr int kCopies = IsSum<Op>::kValue && N > 2 ? 8 : 4;
+#else
+constexpr int kCopies = 4;
+#endif
 
 // A pack of every source.
 template <int N>
@@ -36,13 +40,16 @@ __device__ __forceinline__ void reduce_packs(const peersum_call& call, const Ten
                                              uint64_t start, uint32_t length, const SlotOf& slot_of,
                                              const Store& store) {
   constexpr int kAtOnce = N <= 3 ? 2 : 1;
+  const Pack* slots[N];  // computed once: loads whose addresses are computed between them go out later
+#pragma unroll
+  for (uint32_t source = 0; source < N; source++) slots[source] = slot_of(source);
   const uint32_t whole = min(input.whole(start, length), output.whole(start, length));
   const auto gather = [&](uint32_t i, bool is_whole) {
     const Pack own = is_whole ? input.load_whole(start + i) : input.load_part(start + i);
     Gathered<N> gathered;
 #pragma unroll
     for (uint32_t source = 0; source < N; source++) {
-      gathered.packs[source] = source == call.rank ? own : load_pack(slot_of(source) + i);
+      gathered.packs[source] = source == call.rank ? own : load_pack(slots[source] + i);
     }
     return gathered;
   };

@@ -84,7 +84,7 @@ class PacketBlock : public Rounds<N> {
         if (wants(i) && packets[i].words[3] != epoch) missing = peer(i);
       }
       const uint64_t flag = static_cast<uint64_t>(call_.hash) << PEERSUM_HASH_SHIFT | epoch;
-      const Awaited awaited{missing, blockIdx.x, phase, flag};
+      const Awaited awaited{this->region_, missing, blockIdx.x, phase, flag};
       const Outcome outcome = look(call_, flag_line(missing, epoch), awaited, started);
       if (outcome.reason == 0) continue;
       give_up(call_, awaited, outcome);

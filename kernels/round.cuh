@@ -71,7 +71,7 @@ class Block : public Rounds<N> {
       const bool waits = threadIdx.x < N && threadIdx.x != call_.rank;
       const uint32_t peer = waits ? threadIdx.x : call_.rank;
       const uint64_t flag = this->flag();
-      const Awaited awaited{peer, blockIdx.x, phase, flag};
+      const Awaited awaited{this->region_, peer, blockIdx.x, phase, flag};
       Outcome outcome{PEERSUM_GAVE_UP_ABORTED, abort_, 0, 0};
       if (__all_sync(~0u, abort_ == 0)) {
         if (waits) store_release_sys(this->flag_of(peer, call_.rank), flag);

@@ -13,6 +13,7 @@ namespace peersum {
 
 // What is waited for; it goes into the record.
 struct Awaited {
+  uint64_t region;  // of the flag
   uint32_t peer;
   uint32_t block;
   uint32_t phase;
@@ -33,6 +34,22 @@ __device__ __forceinline__ peersum_control* control(const peersum_call& call, ui
 
 constexpr uint32_t kSpinsBetweenLooks = 1024;  // some hundred microseconds: looking costs a spin, so look rarely
 
+// Whether a flag word of a peer says that it is in this epoch, but in another call.
+__device__ __forceinline__ bool is_other_call(const peersum_call& call, uint64_t word, uint32_t epoch) {
+  const uint32_t hash = static_cast<uint32_t>(word >> PEERSUM_HASH_SHIFT);
+  return hash != 0 && hash != call.hash && static_cast<uint32_t>(word) == epoch;
+}
+
+// Whether the peer has begun another call that goes by the other region, where nobody waits for it: a round behind the
+// last one there that this rank has finished.
+__device__ __forceinline__ bool in_other_region(const peersum_call& call, const Awaited& awaited) {
+  const uint64_t region = call.segments[call.rank] + (awaited.region == 0 ? call.packet_region : 0);
+  uint32_t epoch = load_word(&global<peersum_control>(region)->epochs[awaited.block]) + 1;
+  if (epoch == 0 && awaited.region == 0) epoch = 2;  // as packets count
+  const uint64_t offset = peersum_flag_offset(call.world, call.max_blocks, epoch & 1u, awaited.block, awaited.peer);
+  return is_other_call(call, load_relaxed_sys(global<uint64_t>(region + offset)), epoch);
+}
+
 // A look up from a poll: whether to give up, at what `flag`, the awaited peer's flag word of this half, says of its call,
 // at the abort word, and at the clock. `started` is 0 at the first look.
 __device__ __forceinline__ Outcome look(const peersum_call& call, const uint64_t* flag, const Awaited& awaited,
@@ -46,9 +63,7 @@ __device__ __forceinline__ Outcome look(const peersum_call& call, const uint64_t
   const uint64_t now = global_timer();
   if (started == 0) started = now;
   outcome.waited_ns = now - started;
-  const uint32_t hash = static_cast<uint32_t>(outcome.observed >> PEERSUM_HASH_SHIFT);
-  const bool same_epoch = static_cast<uint32_t>(outcome.observed) == static_cast<uint32_t>(awaited.flag);
-  if (hash != 0 && same_epoch && outcome.observed != awaited.flag) {
+  if (is_other_call(call, outcome.observed, static_cast<uint32_t>(awaited.flag)) || in_other_region(call, awaited)) {
     outcome.reason = PEERSUM_GAVE_UP_MISMATCH;
   } else if (outcome.abort != 0) {
     outcome.reason = PEERSUM_GAVE_UP_ABORTED;
