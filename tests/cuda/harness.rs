@@ -193,9 +193,10 @@ impl Rank {
         let stream = self.raw_stream();
         // SAFETY: the caller vouches for the tensors, `state` has both words.
         unsafe {
+            // Other numbers than any that could be right. By a kernel: a fill by the copy engine would wait in a queue that
+            // the ranks of a device share.
             if input != output {
-                let bytes = count * dtype.size();
-                cudarc::driver::result::memset_d8_async(output, 0xff, bytes, self.stream.cu_stream()).unwrap();
+                self.verifier.fill(output, count, dtype, POISON, state.round(), stream)?;
             }
             self.verifier.fill(input, count, dtype, self.rank as u32, state.round(), stream)?;
             self.communicator.all_reduce_raw(input, output, count, dtype, op, stream)?;
@@ -215,6 +216,9 @@ impl Rank {
     }
 }
 
+/// A rank that there is not: its numbers are no result.
+pub const POISON: u32 = 0xdead;
+
 /// A round and a count of wrong elements, on the device.
 pub struct State {
     words: CudaSlice<u64>,
@@ -233,6 +237,8 @@ impl State {
     /// Fails if any element was wrong so far; returns how many rounds were made in all.
     #[track_caller]
     pub fn assert_right(&self, rank: &Rank, what: impl std::fmt::Display) -> u64 {
+        // The copy below waits for this rank's calls, and may hold up the other ranks' work: all must be enqueued first.
+        rank.meet();
         let words = rank.stream.clone_dtoh(&self.words).unwrap();
         rank.stream.synchronize().unwrap();
         rank.communicator.check().unwrap_or_else(|error| panic!("{what}: {error}"));

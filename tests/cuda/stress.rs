@@ -98,8 +98,7 @@ fn the_input_may_be_overwritten_at_once() {
                         let (from, to) = (input.address, output.address);
                         rank.verifier.fill(from, count, DType::F32, rank.rank as u32, state.round(), stream).unwrap();
                         rank.communicator.all_reduce_raw(from, to, count, DType::F32, ReduceOp::Sum, stream).unwrap();
-                        cudarc::driver::result::memset_d8_async(from, 0xff, 4 * count, rank.stream.cu_stream())
-                            .unwrap();
+                        rank.verifier.fill(from, count, DType::F32, harness::POISON, state.round(), stream).unwrap();
                         let (world, wrong) = (world as u32, state.wrong());
                         rank.verifier
                             .check(to, count, DType::F32, world, ReduceOp::Sum, state.round(), wrong, stream)
