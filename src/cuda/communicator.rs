@@ -33,8 +33,8 @@ const DEFAULT_STAGING_BYTES: usize = 32 << 20;
 ///
 /// A call enqueues one kernel on the caller's stream and returns: it doesn't allocate, synchronise or record an event.
 /// Every rank must make the same calls in the same order, each on one stream at a time. When a peer fails, the kernel
-/// gives up after [`Options::timeout`] without having written the output, and the error comes from the next call or
-/// from [`Communicator::check`]: check after synchronising the stream, before the output is used.
+/// gives up after [`Options::timeout`], and the error comes from the next call or from [`Communicator::check`]: check after
+/// synchronising the stream, before the output is used, which then holds some of the result at most.
 ///
 /// # Memory
 ///
@@ -130,8 +130,8 @@ pub struct AbortHandle {
 }
 
 impl AbortHandle {
-    /// Ends every rank's wait, now and later: kernels that wait leave within a millisecond or so without having written
-    /// their output, and every call and check of the group returns [`Error::Aborted`]. Only writes a word of host memory:
+    /// Ends every rank's wait, now and later: kernels that wait leave within a millisecond or so, their output unfinished,
+    /// and every call and check of the group returns [`Error::Aborted`]. Only writes a word of host memory:
     /// it returns at once, and works whatever the devices are busy with.
     pub fn abort(&self) {
         self.group.records.iter().for_each(|record| record.request_abort());
