@@ -20,7 +20,8 @@
 //! round e+2 at the earliest, which no peer starts before this rank has released round e+1, that is after it left the
 //! poll. So a poll compares for equality and no wrap of the epoch can confuse it.
 //!
-//! The argument uses nothing of what the slots hold, so one epoch a block serves all algorithms and they may alternate.
+//! The argument uses nothing of what the slots hold, so one epoch a block serves all algorithms by flags and they may
+//! alternate. Those by LL packets have slots and epochs of their own (`kernels/packets.cuh`).
 //! It needs that all ranks run the same rounds: the plan is a pure function of what they agree on, and the hash in each
 //! flag ([`call`]) shows when they don't.
 //!
