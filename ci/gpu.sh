@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# The whole run on a machine with GPUs, correctness first: the tests, compute-sanitizer, the latency of every size, and the
+# sweep. About four minutes on one GPU. Nothing else may use the GPUs meanwhile: ranks wait for each other on them.
+# usage: gpu.sh RESULTS [CALLS]       (beside the binaries of ci/gpu-pack.sh; CALLS with new data each, default 1000)
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+results=${1:?usage: gpu.sh RESULTS [CALLS]} calls=${2:-1000}
+mkdir -p "$results"
+export CUDA_DEVICE_MAX_CONNECTIONS=32 PEERSUM_REQUIRE_GPU=1 NCCL_NVLS_ENABLE=0
+failed=()
+
+job() { # NAME SECONDS COMMAND...: output into a file, its last lines here
+  local name=$1 seconds=$2 status=0
+  shift 2
+  echo "== $name"
+  timeout "$seconds" "$@" > "$results/$name.log" 2>&1 || status=$?
+  tail -n 2 "$results/$name.log"
+  if ((status)); then
+    failed+=("$name ($status)")
+    grep -E "panicked|FAILED|ERROR" -A3 "$results/$name.log" | head -n 20
+  fi
+}
+
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | tee "$results/devices.csv"
+devices=$(wc -l < "$results/devices.csv")
+
+PEERSUM_TEST_CALLS=$calls job tests_data 200 "$here/cuda_tests" --test-threads=1 data::
+PEERSUM_TEST_CALLS=100 job tests 120 "$here/cuda_tests" --test-threads=1 edges:: failures:: graphs:: stress:: values::
+for overlap in late off; do
+  PEERSUM_TEST_OVERLAP=$overlap PEERSUM_TEST_CALLS=20 job "tests_overlap_$overlap" 60 "$here/cuda_tests" --test-threads=1 data:: graphs:: stress::
+done
+if command -v compute-sanitizer > /dev/null; then
+  for tool in memcheck initcheck synccheck; do
+    # The driver's "not found" is no error here: a kernel is looked for in several images.
+    PEERSUM_TEST_CALLS=5 job "$tool" 60 compute-sanitizer --error-exitcode 9 --report-api-errors no --tool $tool \
+      "$here/cuda_tests" --test-threads=1 values::every values::sums edges::no_elements edges::messages
+  done
+fi
+
+: > "$results/perf.txt"
+for ranks in 2 4 8; do
+  list=$(for ((rank = 0; rank < ranks; rank++)); do echo $((rank * (devices < ranks ? devices : ranks) / ranks)); done | paste -sd,)
+  for size in 8K 16K 32K 64K 128K 256K 512K 1M 4M 16M 64M; do
+    case $size in 4M | 16M | 64M) iterations=20 ;; *) iterations=100 ;; esac
+    timeout 30 "$here/peersum" perf -g $ranks --devices "$list" -d bfloat16 -b $size -e $size -G 10 -n $iterations \
+      -J "$results/perf_${ranks}_$size.json" >> "$results/perf.txt" 2>&1 || failed+=("perf $ranks $size")
+  done
+done
+grep -E "nRanks|^ +[0-9]|ERROR|WRONG" "$results/perf.txt" | sed 's/minBytes.*//' | cut -c1-120
+job sweep 90 "$here/sweep"
+
+if ((${#failed[@]})); then
+  printf 'failed: %s\n' "${failed[@]}"
+  exit 1
+fi
+echo "all passed"
