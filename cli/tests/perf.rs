@@ -61,6 +61,7 @@ fn unaligned_buffers_and_messages_beyond_the_staging_are_right() {
     }
 }
 
+/// Field case A66 (pytorch/pytorch#131739): a figure without the way it was timed misleads.
 #[test]
 fn the_table_says_what_was_measured_and_how() {
     let output = perf("--backend host -g 2 -e 4K -n 2");
@@ -99,6 +100,7 @@ fn without_a_gpu_the_host_runs_and_says_why() {
     assert!(said.starts_with("peersum: error: --backend cuda: ") && said.len() > 50, "{said}");
 }
 
+/// Field case A67 (NVIDIA/nccl-tests#118, #176): what the error column means.
 #[test]
 fn a_flipped_bit_is_counted_told_and_fails_the_run() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -206,6 +208,7 @@ fn what_has_no_meaning_is_not_a_number() {
     assert!(record["busbw_gb_per_s"].is_null() && record["wrong_elements"].is_null());
 }
 
+/// Field case A65 (NVIDIA/nccl#1984): a reported time that depends on how many calls were timed.
 #[test]
 fn the_divisor_is_the_number_of_calls() {
     // One call of 4 MiB takes long enough for the clock: 1 and 8 calls must agree about it within a factor of 4.

@@ -46,6 +46,7 @@ pub(crate) fn bus_factor(world: usize) -> f64 {
 mod tests {
     use super::*;
 
+    /// Field case A64 (NVIDIA/nccl-tests#274, #212, #45): what the bandwidths mean.
     #[test]
     fn one_mebibyte_in_ten_microseconds() {
         let algbw = algorithm(1 << 20, 10.0);
