@@ -204,9 +204,8 @@ impl Communicator {
         // A kernel that runs now may wait for its peers for the timeout; what it leaves behind goes after that.
         let patience = options.timeout.saturating_add(Duration::from_secs(1));
         let kernels = Kernels::load(&device, world)?;
-        let mine: Vec<u32> = kernels.resident(&device)?.into_iter().map(|blocks| blocks / sharing).collect();
         let resident = seat
-            .all_gather(mine)?
+            .all_gather(kernels.resident(&device, sharing)?)?
             .into_iter()
             .reduce(|left, right| left.into_iter().zip(right).map(|(left, right)| left.min(right)).collect());
         let resident = resident.unwrap_or_default();

@@ -132,9 +132,14 @@ impl Kernels {
         self.functions[index * Kind::ALL.len() + Kind::of(op) as usize]
     }
 
-    /// How many blocks of any of an algorithm's kernels are resident together on the device, by algorithm and threads of
-    /// a block; [`resident_index`] says where.
-    pub(crate) fn resident(&self, device: &Device) -> Result<Vec<u32>> {
+    /// How many blocks of any of an algorithm's kernels each of `sharing` ranks may have resident on the device, by
+    /// algorithm and threads of a block; [`resident_index`] says where.
+    ///
+    /// A rank that has the device to itself may fill it: whatever is ahead of its kernel ends. Ranks that share it may not.
+    /// Blocks that wait stay where they were put, and what a rank enqueues ahead of its call may need a multiprocessor
+    /// without any, be it for its registers, its shared memory or how it divides the L1 cache. So blocks of ranks that
+    /// share count as one multiprocessor each, however many would fit: then one rank's part is free of the others' blocks.
+    pub(crate) fn resident(&self, device: &Device, sharing: u32) -> Result<Vec<u32>> {
         let processors = device.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let _entered = device.enter()?;
         let of_algorithm = DType::ALL.len() * Kind::ALL.len();
@@ -149,7 +154,8 @@ impl Kernels {
                         sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, threads as c_int, 0)
                     };
                     check("cuOccupancyMaxActiveBlocksPerMultiprocessor", Some(device.ordinal), status)?;
-                    least = least.min((blocks * processors).max(0) as u32);
+                    let blocks = if sharing > 1 { blocks.min(1) } else { blocks };
+                    least = least.min((blocks * processors).max(0) as u32 / sharing);
                 }
                 resident.push(least);
             }

@@ -38,7 +38,8 @@ pub fn calls() -> usize {
     std::env::var("PEERSUM_TEST_CALLS").ok().map_or(100, |calls| calls.parse().expect("a number of calls"))
 }
 
-/// Short enough that a test that would hang fails soon. `PEERSUM_TEST_OVERLAP` is early (the default), late or off.
+/// Short enough that a test that would hang fails soon: `PEERSUM_TEST_TIMEOUT` seconds, 20 unless set otherwise, so that
+/// a debugger has time. `PEERSUM_TEST_OVERLAP` is early (the default), late or off.
 pub fn options() -> Options {
     let overlap = match std::env::var("PEERSUM_TEST_OVERLAP").as_deref() {
         Err(_) | Ok("early") => Overlap::Early,
@@ -46,7 +47,8 @@ pub fn options() -> Options {
         Ok("off") => Overlap::Off,
         Ok(other) => panic!("PEERSUM_TEST_OVERLAP={other}: it is early, late or off"),
     };
-    Options::default().timeout(Duration::from_secs(20)).overlap(overlap)
+    let seconds = std::env::var("PEERSUM_TEST_TIMEOUT").map_or(20, |seconds| seconds.parse().expect("seconds"));
+    Options::default().timeout(Duration::from_secs(seconds)).overlap(overlap)
 }
 
 /// The streams of the ranks, made once: streams that are made for every group come to share hardware queues, and ranks

@@ -45,6 +45,35 @@ fn sizes_and_algorithms_change_all_the_time() {
     }
 }
 
+/// Ranks that share a device and wait for one leave it place for what it does ahead of its call. They may be anywhere on
+/// the device by then, with one block or two on a multiprocessor.
+#[test]
+fn the_kernels_ahead_of_a_late_ranks_call_find_place() {
+    let Some(devices) = harness::devices() else { return };
+    for world in [3, 4, 8] {
+        for algorithm in [Algorithm::OneShot, Algorithm::OneShotLl] {
+            devices.run(world, &harness::options().algorithm(algorithm), |rank| {
+                let memory = rank.bytes(1 << 20);
+                let state = rank.state(0);
+                for round in 0..60 {
+                    rank.meet();
+                    if round % world == rank.rank {
+                        std::thread::sleep(Duration::from_millis(3));
+                    }
+                    let count = (1 << 18) >> (round % 5);
+                    // SAFETY: the memory has room for the most elements.
+                    unsafe {
+                        rank.verified_call(memory.address, memory.address, count, DType::F32, ReduceOp::Max, &state)
+                            .unwrap();
+                    }
+                }
+                assert_eq!(state.assert_right(rank, format_args!("{algorithm}, {world} ranks")), 60);
+                rank.meet();
+            });
+        }
+    }
+}
+
 /// Field case A02 (vllm-project/vllm#57059, ROCm/aiter#4812): calls back to back without a host synchronisation, in step
 /// and with one rank 50 ms late: result k is the sum of call k, never of call k−1.
 #[test]
