@@ -1,7 +1,7 @@
 //! Times every algorithm on every grid, for the table of priors: `cargo bench --bench sweep -- [RANKS ...]`.
 //!
 //! All ranks run on device 0 unless `PEERSUM_SWEEP_DEVICES` lists others. Every rank's calls are captured in one CUDA
-//! graph of 100 on a stream of its own, and all graphs are launched together; in rounds over the candidates, so that
+//! graph, 100 or 10 by size, on a stream of its own, and all graphs are launched together; in rounds over the candidates, so that
 //! drift hits all alike. Prints CSV: kernel,blocks,threads,ranks,bytes,median_us,min_us,wrong.
 //!
 //! What it can't tell where ranks share a device: a peer's memory is the same L2, so a pull looks as cheap as a push, and
@@ -11,22 +11,28 @@ use std::{sync::Arc, time::Duration};
 
 use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, DevicePtr, sys};
 use peersum::{
-    Algorithm, Choice, DType, Options, ReduceOp,
-    cuda::{self, Communicator, Verifier},
+    Algorithm, Choice, DType, Options, Placement, ReduceOp,
+    cuda::{self, Communicator, SymmetricMemory, Verifier},
 };
 
-const CALLS: usize = 100;
+/// Calls of a graph.
+fn calls(bytes: usize) -> usize {
+    if bytes >= 4 << 20 { 10 } else { 100 }
+}
+
 const ROUNDS: usize = 7;
 const WARMUPS: usize = 2;
-const SIZES: [usize; 9] = [8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20];
+const SIZES: [usize; 11] =
+    [8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 const DTYPE: DType = DType::BF16;
 
 struct Rank {
     communicator: Communicator,
     stream: Arc<CudaStream>,
     verifier: Verifier,
-    input: CudaSlice<u8>,
-    output: CudaSlice<u8>,
+    /// In symmetric memory, so that every algorithm can have them.
+    input: SymmetricMemory,
+    output: SymmetricMemory,
     state: CudaSlice<u64>,
 }
 
@@ -60,16 +66,16 @@ fn devices(world: usize) -> Vec<usize> {
 
 fn sweep(world: usize) {
     let most = *SIZES.last().unwrap();
-    let communicators =
-        Communicator::local(&devices(world), &Options::default().timeout(Duration::from_secs(3))).unwrap();
+    let options = Options::default().timeout(Duration::from_secs(3)).symmetric_bytes(2 * most);
+    let communicators = Communicator::local(&devices(world), &options).unwrap();
     let mut ranks: Vec<Rank> = communicators
         .into_iter()
         .map(|communicator| {
             let stream = CudaContext::new(communicator.device()).unwrap().new_stream().unwrap();
             Rank {
                 verifier: Verifier::new(communicator.device()).unwrap(),
-                input: stream.alloc_zeros(most).unwrap(),
-                output: stream.alloc_zeros(most).unwrap(),
+                input: communicator.symmetric_memory(most).unwrap(),
+                output: communicator.symmetric_memory(most).unwrap(),
                 state: stream.clone_htod(&[1u64, 0]).unwrap(),
                 communicator,
                 stream,
@@ -90,7 +96,7 @@ fn sweep(world: usize) {
                 if round == 0 {
                     prepare(&ranks, bytes);
                 }
-                let microseconds = replay(&ranks, &candidate.graphs);
+                let microseconds = replay(&ranks, &candidate.graphs) / calls(bytes) as f32;
                 if round == 0 {
                     candidate.wrong = wrong(&mut ranks, bytes);
                 }
@@ -108,22 +114,38 @@ fn sweep(world: usize) {
     }
 }
 
-/// Grids with one to eight packs a thread, as far as they can be resident.
+/// Grids as far as they can be resident: with one packet or two a thread, or with one to sixteen packs.
 fn choices(bytes: usize, world: usize) -> Vec<Choice> {
-    let packs = bytes / 16;
     let most_blocks = (256 / world).min(64);
+    let long = bytes >= 4 << 20;
     let mut choices = Vec::new();
     for algorithm in Algorithm::ALL {
-        for threads in [64, 128, 256, 384, 512] {
-            let mut last = 0;
-            for a_thread in [1, 2, 4, 8, 16] {
-                let blocks = packs.div_ceil(threads * a_thread).clamp(1, most_blocks);
-                if blocks != last {
-                    choices.push(Choice { algorithm, blocks: blocks as u32, threads: threads as u32 });
-                    last = blocks;
+        let units = bytes.div_ceil(algorithm.unit_bytes() as usize);
+        let by_packets = [Algorithm::OneShotLl, Algorithm::TwoShotLl].contains(&algorithm);
+        if by_packets && long {
+            continue; // which takes long, and a third more bytes
+        }
+        let mut grids = Vec::new();
+        if by_packets {
+            for blocks in [2, 3, 4, 6, 8, 11, 16, 22, 32, 43, 64].into_iter().filter(|&blocks| blocks <= most_blocks) {
+                for a_thread in [1, 2] {
+                    grids.push((blocks, units.div_ceil(blocks * a_thread).next_multiple_of(32)));
                 }
             }
         }
+        for threads in [64, 128, 256, 384, 512].into_iter().filter(|&threads| !long || threads > 256) {
+            for a_thread in [1, 2, 4, 8, 16] {
+                grids.push((units.div_ceil(threads * a_thread).clamp(1, most_blocks), threads));
+            }
+        }
+        grids.retain(|&(_, threads)| (64..=512).contains(&threads));
+        grids.sort_unstable();
+        grids.dedup();
+        choices.extend(grids.into_iter().map(|(blocks, threads)| Choice {
+            algorithm,
+            blocks: blocks as u32,
+            threads: threads as u32,
+        }));
     }
     choices
 }
@@ -131,10 +153,10 @@ fn choices(bytes: usize, world: usize) -> Vec<Choice> {
 fn capture(rank: &mut Rank, choice: Choice, bytes: usize) -> Option<CudaGraph> {
     rank.communicator.force(Some(choice)).unwrap();
     let count = bytes / DTYPE.size();
-    rank.communicator.plan(count, DTYPE).ok()?;
-    let (input, output) = (rank.input.device_ptr(&rank.stream).0, rank.output.device_ptr(&rank.stream).0);
+    rank.communicator.plan_at(Placement::Symmetric, count, DTYPE).ok()?;
+    let (input, output) = (rank.input.address(), rank.output.address());
     rank.stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
-    for _ in 0..CALLS {
+    for _ in 0..calls(bytes) {
         let stream = rank.stream.cu_stream().cast();
         // SAFETY: both tensors have room for the largest size and outlive the graph.
         unsafe { rank.communicator.all_reduce_raw(input, output, count, DTYPE, ReduceOp::Sum, stream).unwrap() };
@@ -147,7 +169,7 @@ fn capture(rank: &mut Rank, choice: Choice, bytes: usize) -> Option<CudaGraph> {
 /// New inputs, and outputs that are wrong everywhere.
 fn prepare(ranks: &[Rank], bytes: usize) {
     for rank in ranks {
-        let (input, output) = (rank.input.device_ptr(&rank.stream).0, rank.output.device_ptr(&rank.stream).0);
+        let (input, output) = (rank.input.address(), rank.output.address());
         let (number, round) = (rank.communicator.rank() as u32, rank.state.device_ptr(&rank.stream).0);
         let stream = rank.stream.cu_stream();
         // SAFETY: the tensors have room for the largest size, `state` holds the round.
@@ -162,7 +184,7 @@ fn prepare(ranks: &[Rank], bytes: usize) {
 fn wrong(ranks: &mut [Rank], bytes: usize) -> u64 {
     let world = ranks.len() as u32;
     for rank in &*ranks {
-        let (output, state) = (rank.output.device_ptr(&rank.stream).0, rank.state.device_ptr(&rank.stream).0);
+        let (output, state) = (rank.output.address(), rank.state.device_ptr(&rank.stream).0);
         let (count, stream) = (bytes / DTYPE.size(), rank.stream.cu_stream().cast());
         // SAFETY: as in `prepare`.
         unsafe {
@@ -181,7 +203,7 @@ fn wrong(ranks: &mut [Rank], bytes: usize) -> u64 {
     wrong
 }
 
-/// Microseconds a call, on the rank that took longest.
+/// Microseconds of the rank that took longest.
 fn replay(ranks: &[Rank], graphs: &[CudaGraph]) -> f32 {
     let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
     let mut events = Vec::new();
@@ -192,7 +214,7 @@ fn replay(ranks: &[Rank], graphs: &[CudaGraph]) -> f32 {
     }
     synchronize(ranks);
     let milliseconds = events.iter().map(|(start, stop)| start.elapsed_ms(stop).unwrap()).fold(0.0, f32::max);
-    milliseconds * 1000.0 / CALLS as f32
+    milliseconds * 1000.0
 }
 
 fn synchronize(ranks: &[Rank]) {

@@ -1,11 +1,11 @@
 // The kernels of one element type: peersum_<algorithm>_<type>_<reduction>_<world>.
 #pragma once
 
+#include "direct.cuh"
 #include "one_shot.cuh"
 #include "one_shot_ll.cuh"
 #include "two_shot.cuh"
 #include "two_shot_ll.cuh"
-#include "two_shot_ll_pull.cuh"
 
 #define PEERSUM_KERNEL(algorithm, name, reduction, world, ...)                                              \
   extern "C" __global__ void __launch_bounds__(PEERSUM_MAX_THREADS, 1)                                      \
@@ -20,7 +20,8 @@
   PEERSUM_KERNEL(two_shot_pull, name, reduction, world, two_shot<Type, peersum::Op, world, true>)           \
   PEERSUM_KERNEL(one_shot_ll, name, reduction, world, one_shot_ll<Type, peersum::Op, world>)                \
   PEERSUM_KERNEL(two_shot_ll, name, reduction, world, two_shot_ll<Type, peersum::Op, world>)                \
-  PEERSUM_KERNEL(two_shot_ll_pull, name, reduction, world, two_shot_ll_pull<Type, peersum::Op, world>)
+  PEERSUM_KERNEL(one_shot_direct, name, reduction, world, direct<Type, peersum::Op, world, false>)           \
+  PEERSUM_KERNEL(two_shot_direct, name, reduction, world, direct<Type, peersum::Op, world, true>)
 
 #define PEERSUM_REDUCTIONS(name, Type, world)                                                               \
   PEERSUM_ALGORITHMS(name, Type, sum, Sum, world)                                                           \

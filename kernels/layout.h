@@ -14,7 +14,7 @@
  *
  * On the GPU a segment holds two such regions, one behind the other: what LL packets were stored in must never hold
  * anything else, since a packet's own word says whether it has come. Each has its own epochs; the abort word and the
- * claim are those of the first.
+ * claim are those of the first. Behind them lies the heap of the caller's symmetric tensors, if one was asked for.
  */
 #ifndef PEERSUM_LAYOUT_H
 #define PEERSUM_LAYOUT_H
@@ -54,12 +54,15 @@
 #define PEERSUM_TWO_SHOT_PULL 3
 #define PEERSUM_ONE_SHOT_LL 4
 #define PEERSUM_TWO_SHOT_LL 5
-#define PEERSUM_TWO_SHOT_LL_PULL 6
+#define PEERSUM_ONE_SHOT_DIRECT 6
+#define PEERSUM_TWO_SHOT_DIRECT 7
 
 /* What a block was doing when it gave up. */
 #define PEERSUM_PHASE_EXCHANGE 0       /* the only round of a one-shot chunk */
 #define PEERSUM_PHASE_REDUCE_SCATTER 1 /* the first round of a two-shot chunk */
 #define PEERSUM_PHASE_ALL_GATHER 2     /* the second round of a two-shot chunk */
+#define PEERSUM_PHASE_ENTRY 3          /* the round before tensors are read where they are */
+#define PEERSUM_PHASE_EXIT 4           /* the round after that */
 
 /* Why it gave up. */
 #define PEERSUM_GAVE_UP_TIMEOUT 1  /* a peer's flag did not come before the deadline */
@@ -110,7 +113,7 @@ struct peersum_call {
   uint64_t packet_region; /* where in each segment the region of LL packets starts; that of flags starts at 0 */
   uint64_t slot_bytes;  /* a multiple of PEERSUM_LINE_BYTES */
   uint64_t block_units; /* units of each block; the first `longer_blocks` have one more (peersum_split_start). A unit is
-                           a pack, for LL the payload of a packet, for both mixed what 3 packs or 4 packets hold */
+                           a pack, for LL the payload of a packet */
   uint64_t chunk_units; /* units that a block moves in one round (one-shot) or two (two-shot) */
   uint64_t timeout_ns;
   uint64_t record; /* struct peersum_record* of this rank */

@@ -32,6 +32,17 @@ __device__ __forceinline__ void store_word(uint32_t* to, uint32_t value) {
   *to = value;
 }
 
+// A word of the caller's.
+__device__ __forceinline__ uint32_t load_plain(uint64_t address) {
+  uint32_t value;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_plain(uint64_t address, uint32_t value) {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ Pack load_pack(const Pack* from) {
   __builtin_assume(__isGlobal(from));
   const uint4 loaded = *reinterpret_cast<const uint4*>(from);
@@ -59,6 +70,12 @@ __device__ __forceinline__ uint64_t load_acquire_sys(const uint64_t* from) {
 __device__ __forceinline__ uint32_t load_relaxed_sys(const uint32_t* from) {
   uint32_t value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ uint16_t load_relaxed_sys(const uint16_t* from) {
+  uint16_t value;
+  asm volatile("ld.relaxed.sys.global.u16 %0, [%1];" : "=h"(value) : "l"(from) : "memory");
   return value;
 }
 
@@ -102,6 +119,14 @@ __device__ __forceinline__ void store_release_sys(uint32_t* to, uint32_t value) 
 
 // Orders all that this thread did before it, and all that it does after it.
 __device__ __forceinline__ void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// Has these addresses, or other even numbers, computed by now. The compiler would compute what a wait doesn't need behind the
+// wait, where it is used; so a branch, which is never taken, needs them here.
+template <typename... Even>
+__device__ __forceinline__ void have(const Even&... numbers) {
+  const uint32_t bits = (... | (static_cast<uint32_t>(numbers) | static_cast<uint32_t>(static_cast<uint64_t>(numbers) >> 32) << 1));
+  if (bits == ~0u) __trap();
+}
 
 // Programmatic dependent launch (compute capability 9.0 and later; before it kernels simply follow one another).
 //

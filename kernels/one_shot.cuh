@@ -79,6 +79,8 @@ __device__ __forceinline__ void one_shot(const peersum_call& call) {
   const Tensor<T> output(call.output, call.count, call.vector_output);
   uint64_t start = block_start(call, blockIdx.x);
   const uint64_t end = block_start(call, blockIdx.x + 1);
+  begin_call(call);
+  block.begin();
   for (; start < end; start += call.chunk_units) {
     const uint32_t length = static_cast<uint32_t>(min(call.chunk_units, end - start));
     block.next_round();

@@ -4,7 +4,10 @@
 //   2. load every peer's packet from my own slots until it has come, reduce in rank order, store the output
 //   3. block barrier: nobody goes on before all have read
 //
-// To prove: packets.cuh. In place works: step 2 reads the input again before it writes the same place.
+// Two forms. In the one for long messages each thread stores all its packets before it polls for the first, and reads the
+// input again then: many packets are under way. In the other each thread has one or two, and keeps them in registers.
+//
+// To prove: packets.cuh. In place works: step 2 reads the input again before it writes the same place, or has kept it.
 #pragma once
 
 #include "packets.cuh"
@@ -12,14 +15,92 @@
 
 namespace peersum {
 
+// Reduces what every rank has for one place, the rank's own from `own`, and stores it.
 template <typename T, typename Op, int N>
-__device__ __forceinline__ void one_shot_ll(const peersum_call& call) {
-  constexpr int kAtOnce = N <= 2 ? 4 : N <= 4 ? 2 : 1;
+__device__ __forceinline__ void reduce_payload(const peersum_call& call, const Tensor<T>& output,
+                                               const typename Tensor<T>::Payload& place, const Pack& own,
+                                               const Pack* packets) {
+  Pack gathered[N];
+#pragma unroll
+  for (uint32_t source = 0; source < N; source++) gathered[source] = source == call.rank ? own : packets[source];
+  output.store_payload(place, reduce<T, Op, N, kPayloadWords>(gathered, call.op));
+}
+
+// The whole message, where no thread has more than kAtOnce packets.
+template <typename T, typename Op, int N, int kAtOnce>
+__device__ __forceinline__ void one_shot_ll_short(const peersum_call& call) {
+  PacketBlock<N> block(call);
+  const Tensor<T> input(call.input, call.count, call.vector_input);
+  const Tensor<T> output(call.output, call.count, call.vector_output);
+  const uint64_t start = block_start(call, blockIdx.x) + threadIdx.x;
+  const uint32_t length = block_length(call, blockIdx.x);
+  // All places, in the first half: before the wait for the kernel before this one, which they don't need.
+  const uint64_t own_place = threadIdx.x * sizeof(Pack);
+  uint64_t to[N - 1], from[N];
+#pragma unroll
+  for (uint32_t step = 1; step < N; step++) {
+    const uint32_t peer = call.rank + step < N ? call.rank + step : call.rank + step - N;
+    to[step - 1] = block.first_slot(peer, call.rank) + own_place;
+  }
+#pragma unroll
+  for (uint32_t source = 0; source < N; source++) from[source] = block.first_slot(call.rank, source) + own_place;
+  const bool watches = threadIdx.x < N && threadIdx.x != call.rank;
+  const uint32_t watched = watches ? threadIdx.x : call.rank;
+  uint64_t announced = block.first_line(watched, call.rank), awaited = block.first_line(call.rank, watched);
+  typename Tensor<T>::Payload input_places[kAtOnce], output_places[kAtOnce];
+#pragma unroll
+  for (uint32_t u = 0; u < kAtOnce; u++) {
+    input_places[u] = input.payload(start + u * blockDim.x);
+    output_places[u] = output.payload(start + u * blockDim.x);
+    have(input_places[u].words, input_places[u].plain, output_places[u].words, output_places[u].plain);
+  }
+#pragma unroll
+  for (uint32_t step = 1; step < N; step++) have(to[step - 1]);
+#pragma unroll
+  for (uint32_t source = 0; source < N; source++) have(from[source]);
+  have(announced, awaited);
+  const auto has = [&](uint32_t u) { return threadIdx.x + u * blockDim.x < length; };
+  begin_call(call);
+  block.begin();
+  Pack own[kAtOnce];
+#pragma unroll
+  for (uint32_t u = 0; u < kAtOnce; u++) {
+    if (has(u)) own[u] = input.load_payload(input_places[u]);
+  }
+  block.next_round();
+#pragma unroll
+  for (uint32_t u = 0; u < kAtOnce; u++) {
+    if (!has(u)) break;
+#pragma unroll
+    for (uint32_t step = 1; step < N; step++) block.store(block.in_half(to[step - 1]) + u * blockDim.x, own[u]);
+  }
+  if (watches) block.announce(announced);
+  bool arrived = true;
+  if (has(0) || watches) {
+    Pack packets[kAtOnce * N];
+    arrived = block.poll(
+        packets, block.epoch(), PEERSUM_PHASE_EXCHANGE, block.watch(watches, awaited, watched),
+        [&](uint32_t j) { return block.in_half(from[j % N]) + j / N * blockDim.x; }, [](uint32_t j) { return j % N; },
+        [&](uint32_t j) { return has(j / N); }, [&](uint32_t j) { return j % N != call.rank; });
+#pragma unroll
+    for (uint32_t u = 0; u < kAtOnce; u++) {
+      if (!arrived || !has(u)) break;
+      reduce_payload<T, Op, N>(call, output, output_places[u], own[u], packets + u * N);
+    }
+  }
+  if (block.conclude(arrived)) block.finish();
+}
+
+template <typename T, typename Op, int N>
+__device__ __forceinline__ void one_shot_ll_long(const peersum_call& call) {
+  constexpr int kAtOnce = N <= 4 ? 2 : 1;
   PacketBlock<N> block(call);
   const Tensor<T> input(call.input, call.count, call.vector_input);
   const Tensor<T> output(call.output, call.count, call.vector_output);
   uint64_t start = block_start(call, blockIdx.x);
   const uint64_t end = block_start(call, blockIdx.x + 1);
+  begin_call(call);
+  block.begin();
   for (; start < end; start += call.chunk_units) {
     const uint32_t length = static_cast<uint32_t>(min(call.chunk_units, end - start));
     block.next_round();
@@ -32,9 +113,8 @@ __device__ __forceinline__ void one_shot_ll(const peersum_call& call) {
             block.store(block.slot(peer, call.rank) + i, payload);
           }
         });
-    // After the stores: these don't wait for the epoch to be loaded before they load the input.
     const bool watches = threadIdx.x < N && threadIdx.x != call.rank;
-    if (watches) block.announce(threadIdx.x);
+    if (watches) block.announce(block.first_line(threadIdx.x, call.rank));
     const Pack* slots[N];
 #pragma unroll
     for (uint32_t source = 0; source < N; source++) slots[source] = block.slot(call.rank, source);
@@ -42,31 +122,41 @@ __device__ __forceinline__ void one_shot_ll(const peersum_call& call) {
     // A thread that watches a peer polls once at least, also where it has no packet.
     for (uint32_t base = threadIdx.x, watching = watches; arrived && (base < length || watching);
          base += kAtOnce * blockDim.x, watching = 0) {
+      const auto has = [&](uint32_t u) { return base + u * blockDim.x < length; };
       Pack packets[kAtOnce * N], own[kAtOnce];
 #pragma unroll
       for (uint32_t u = 0; u < kAtOnce; u++) {
-        if (base + u * blockDim.x < length) own[u] = input.load_payload(start + base + u * blockDim.x);
+        if (has(u)) own[u] = input.load_payload(start + base + u * blockDim.x);
       }
       arrived = block.poll(
-          packets, block.epoch(), PEERSUM_PHASE_EXCHANGE, block.watch(watching, threadIdx.x),
-          [&](uint32_t j) { return slots[j % N] + base + j / N * blockDim.x; }, [&](uint32_t j) { return j % N; },
-          [&](uint32_t j) { return j % N != call.rank && base + j / N * blockDim.x < length; });
+          packets, block.epoch(), PEERSUM_PHASE_EXCHANGE, block.watch(watching, block.first_line(call.rank, threadIdx.x), threadIdx.x),
+          [&](uint32_t j) { return slots[j % N] + base + j / N * blockDim.x; }, [](uint32_t j) { return j % N; },
+          [&](uint32_t j) { return has(j / N); }, [&](uint32_t j) { return j % N != call.rank; });
       if (!arrived) break;
 #pragma unroll
       for (uint32_t u = 0; u < kAtOnce; u++) {
-        const uint32_t i = base + u * blockDim.x;
-        if (i >= length) break;
-        Pack gathered[N];
-#pragma unroll
-        for (uint32_t source = 0; source < N; source++) {
-          gathered[source] = source == call.rank ? own[u] : packets[u * N + source];
-        }
-        output.store_payload(start + i, reduce<T, Op, N, kPayloadWords>(gathered, call.op));
+        if (!has(u)) break;
+        const auto place = output.payload(start + base + u * blockDim.x);
+        reduce_payload<T, Op, N>(call, output, place, own[u], packets + u * N);
       }
     }
     if (!block.conclude(arrived)) return;
   }
   block.finish();
+}
+
+template <typename T, typename Op, int N>
+__device__ __forceinline__ void one_shot_ll(const peersum_call& call) {
+  // The same for all threads of all blocks, so that the compiler may treat the forms as kernels of their own.
+  const uint64_t longest = call.block_units + (call.longer_blocks != 0 ? 1 : 0);
+  const bool one_chunk = longest <= call.chunk_units;
+  if (one_chunk && longest <= blockDim.x) {
+    one_shot_ll_short<T, Op, N, 1>(call);
+  } else if (N <= 4 && one_chunk && longest <= 2 * blockDim.x) {
+    one_shot_ll_short<T, Op, N, N <= 4 ? 2 : 1>(call);
+  } else {
+    one_shot_ll_long<T, Op, N>(call);
+  }
 }
 
 }  // namespace peersum

@@ -39,49 +39,47 @@ class PacketBlock : public Rounds<N> {
     if (++epoch_ == 0) epoch_ = 2;
   }
 
-  // Tells a peer which call this round belongs to, in the flag line of this half. The peer watches for it while it polls
-  // the packets of a one-shot's round, or of a two-shot's second; a thread may announce such a round only when it has
-  // packets of the round before from every peer, or the block has concluded it: before that a peer may still watch for
+  // Tells a peer, in the flag line that this rank has there, which call this round belongs to. The peer watches for it while
+  // it polls the packets of a one-shot's round, or of a two-shot's second; a thread may announce such a round only when it
+  // has packets of the round before from every peer, or the block has concluded it: before that a peer may still watch for
   // what it would overwrite.
-  __device__ void announce(uint32_t peer) const {
-    store_relaxed_sys(this->flag_of(peer, call_.rank), this->flag());
-  }
+  __device__ void announce(uint64_t first_line) const { store_relaxed_sys(this->line_in_half(first_line), this->flag()); }
 
-  // What a thread watches for beside packets: that `peer` is in the same call.
+  // What a thread watches for beside packets: that `peer` is in the same call, by the line that it has here.
   struct Watch {
     const uint64_t* flag;  // null: for nothing
     uint64_t awaited;
     uint32_t peer;
   };
-  __device__ Watch watch(bool watches, uint32_t peer) const {
-    return Watch{watches ? this->flag_of(call_.rank, peer) : nullptr, this->flag(), peer};
+  __device__ Watch watch(bool watches, uint64_t first_line, uint32_t peer) const {
+    return Watch{watches ? this->line_in_half(first_line) : nullptr, this->flag(), peer};
   }
 
   __device__ void store(Pack* to, const Pack& payload) const {
     store_packet_relaxed_sys(to, Pack{{payload.words[0], payload.words[1], payload.words[2], epoch_}});
   }
 
-  // Loads kCount packets of a round until all have its epoch; packet i is at from(i), written by peer(i), and is awaited
-  // if wants(i). False if it gave up.
-  template <int kCount, typename From, typename Peer, typename Wants>
+  // Loads kCount packets of a round until all that count have its epoch: packet i is at from(i), written by peer(i), loaded
+  // if loads(i), and counts if awaits(i), which may leave out the rank's own. False if it gave up.
+  template <int kCount, typename From, typename Peer, typename Loads, typename Awaits>
   __device__ bool poll(Pack (&packets)[kCount], uint32_t epoch, uint32_t phase, const Watch& watch, const From& from,
-                       const Peer& peer, const Wants& wants) const {
+                       const Peer& peer, const Loads& loads, const Awaits& awaits) const {
     uint64_t started = 0;
     for (uint32_t spins = 1;; spins++) {
       // All of them again, also those that have come: loads that depend on earlier ones would not go out together.
 #pragma unroll
       for (int i = 0; i < kCount; i++) {
-        if (wants(i)) packets[i] = load_packet_relaxed_sys(from(i));
+        if (loads(i)) packets[i] = load_packet_relaxed_sys(from(i));
       }
       bool arrived = watch.flag == nullptr || load_relaxed_sys(watch.flag) == watch.awaited;
 #pragma unroll
-      for (int i = 0; i < kCount; i++) arrived = arrived && (!wants(i) || packets[i].words[3] == epoch);
+      for (int i = 0; i < kCount; i++) arrived = arrived & ((packets[i].words[3] == epoch) | !(loads(i) & awaits(i)));
       if (arrived) return true;
       if (spins % kSpinsBetweenLooks != 0 && abort_ == 0) continue;
       uint32_t missing = watch.peer;
 #pragma unroll
       for (int i = kCount - 1; i >= 0; i--) {
-        if (wants(i) && packets[i].words[3] != epoch) missing = peer(i);
+        if (loads(i) && awaits(i) && packets[i].words[3] != epoch) missing = peer(i);
       }
       const uint64_t flag = static_cast<uint64_t>(call_.hash) << PEERSUM_HASH_SHIFT | epoch;
       const Awaited awaited{this->region_, missing, blockIdx.x, phase, flag};
@@ -98,8 +96,7 @@ class PacketBlock : public Rounds<N> {
 
  private:
   __device__ const uint64_t* flag_line(uint32_t writer, uint32_t epoch) const {
-    return global<uint64_t>(this->region_of(call_.rank) +
-                            peersum_flag_offset(N, call_.max_blocks, epoch & 1u, blockIdx.x, writer));
+    return global<uint64_t>(this->first_line(call_.rank, writer) + ((epoch & 1u) != 0 ? this->flags_of_half_ : 0));
   }
 };
 

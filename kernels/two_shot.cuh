@@ -22,6 +22,7 @@ namespace peersum {
 
 template <typename T, typename Op, int N, bool kPull>
 __device__ __forceinline__ void two_shot(const peersum_call& call) {
+  constexpr int kAtOnce = kPull || N <= 6 ? kCopies<Op, N> : 4;
   Block<N> block(call);
   const Tensor<T> input(call.input, call.count, call.vector_input);
   const Tensor<T> output(call.output, call.count, call.vector_output);
@@ -33,6 +34,8 @@ __device__ __forceinline__ void two_shot(const peersum_call& call) {
   const bool moves = team < N - 1;  // the team of the rank's own part, and threads beyond N teams, have nothing to move
   uint64_t start = block_start(call, blockIdx.x);
   const uint64_t end = block_start(call, blockIdx.x + 1);
+  begin_call(call);
+  block.begin();
   for (; start < end; start += call.chunk_units) {
     const uint32_t length = static_cast<uint32_t>(min(call.chunk_units, end - start));
     const Part own = part_of<N>(length, call.rank), theirs = part_of<N>(length, peer);
@@ -41,13 +44,13 @@ __device__ __forceinline__ void two_shot(const peersum_call& call) {
       // All but my own part, which nobody loads.
       Pack* staged = block.slot(call.rank, 0);
       const uint32_t after = own.start + own.length;
-      read_packs<kCopies<Op, N>>(input, start, own.start, threadIdx.x, blockDim.x,
+      read_packs<kAtOnce>(input, start, own.start, threadIdx.x, blockDim.x,
                                  [&](uint32_t i, const Pack& pack) { store_pack(staged + i, pack); });
-      read_packs<kCopies<Op, N>>(input, start + after, length - after, threadIdx.x, blockDim.x,
+      read_packs<kAtOnce>(input, start + after, length - after, threadIdx.x, blockDim.x,
                                  [&](uint32_t i, const Pack& pack) { store_pack(staged + after + i, pack); });
     } else if (moves) {
       Pack* slot = block.slot(peer, call.rank);
-      read_packs<kCopies<Op, N>>(input, start + theirs.start, theirs.length, lane, team_threads,
+      read_packs<kAtOnce>(input, start + theirs.start, theirs.length, lane, team_threads,
                           [&](uint32_t i, const Pack& pack) { store_pack(slot + i, pack); });
     }
     if (!block.exchange(PEERSUM_PHASE_REDUCE_SCATTER)) return;
@@ -70,7 +73,7 @@ __device__ __forceinline__ void two_shot(const peersum_call& call) {
     if (!block.exchange(PEERSUM_PHASE_ALL_GATHER)) return;
     if (moves) {
       const Pack* slot = kPull ? block.slot(peer, 0) : block.slot(call.rank, peer);
-      write_packs<kCopies<Op, N>>(output, start + theirs.start, theirs.length, lane, team_threads,
+      write_packs<kAtOnce>(output, start + theirs.start, theirs.length, lane, team_threads,
                            [&](uint32_t i) { return load_pack(slot + i); });
     }
   }

@@ -27,19 +27,25 @@ __device__ __forceinline__ void two_shot_ll(const peersum_call& call) {
   uint32_t peer = call.rank + 1 + team;
   peer = peer < N ? peer : peer - N;
   const bool moves = team < N - 1;
+  // Places in the first half: before the wait for the kernel before this one, which they don't need.
+  uint64_t to_peer = block.first_slot(peer, call.rank), from_peer = block.first_slot(call.rank, peer);
+  uint64_t announced = block.first_line(peer, call.rank), awaited = block.first_line(call.rank, peer);
+  have(to_peer, from_peer, announced, awaited);
   uint64_t start = block_start(call, blockIdx.x);
   const uint64_t end = block_start(call, blockIdx.x + 1);
+  begin_call(call);
+  block.begin();
   for (; start < end; start += call.chunk_units) {
     const uint32_t length = static_cast<uint32_t>(min(call.chunk_units, end - start));
     const uint32_t part = (length + N - 1) / N;
     const auto load = [&](uint32_t unit) { return unit < length ? input.load_payload(start + unit) : Pack{}; };
     block.next_round();
     if (moves) {
-      Pack* slot = block.slot(peer, call.rank);
+      Pack* slot = block.in_half(to_peer);
       move_packs<kMoves>(
           lane, part, team_threads, [&](uint32_t i) { return load(peer * part + i); },
           [&](uint32_t i, const Pack& payload) { block.store(slot + i, payload); });
-      if (lane == 0) block.announce(peer);  // nobody watches for this one; a poll that waits long looks at it
+      if (lane == 0) block.announce(announced);  // nobody watches for this one; a poll that waits long looks at it
     }
     const uint32_t scattered = block.epoch();
     const Pack* slots[N];
@@ -52,13 +58,14 @@ __device__ __forceinline__ void two_shot_ll(const peersum_call& call) {
       const Pack own = load(unit);
       Pack packets[N];
       arrived = block.poll(
-          packets, scattered, PEERSUM_PHASE_REDUCE_SCATTER, block.watch(false, call.rank), [&](uint32_t source) { return slots[source] + i; },
-          [&](uint32_t source) { return source; }, [&](uint32_t source) { return source != call.rank; });
+          packets, scattered, PEERSUM_PHASE_REDUCE_SCATTER, block.watch(false, 0, call.rank), [&](uint32_t source) { return slots[source] + i; },
+          [](uint32_t source) { return source; }, [](uint32_t) { return true; },
+          [&](uint32_t source) { return source != call.rank; });
       if (!arrived) break;
       if (i == 0) {
 #pragma unroll
         for (uint32_t step = 1; step < N; step++) {
-          block.announce(call.rank + step < N ? call.rank + step : call.rank + step - N);
+          block.announce(block.first_line(call.rank + step < N ? call.rank + step : call.rank + step - N, call.rank));
         }
       }
       Pack gathered[N];
@@ -73,13 +80,13 @@ __device__ __forceinline__ void two_shot_ll(const peersum_call& call) {
       if (unit < length) output.store_payload(start + unit, reduced);
     }
     if (moves) {
-      const Pack* slot = block.slot(call.rank, peer);
+      const Pack* slot = block.in_half(from_peer);
       for (uint32_t base = lane; arrived && base < part; base += kMoves * team_threads) {
         Pack packets[kMoves];
         arrived = block.poll(
-            packets, block.epoch(), PEERSUM_PHASE_ALL_GATHER, block.watch(base == 0, peer),
+            packets, block.epoch(), PEERSUM_PHASE_ALL_GATHER, block.watch(base == 0, awaited, peer),
             [&](uint32_t u) { return slot + base + u * team_threads; }, [&](uint32_t) { return peer; },
-            [&](uint32_t u) { return base + u * team_threads < part; });
+            [&](uint32_t u) { return base + u * team_threads < part; }, [](uint32_t) { return true; });
         if (!arrived) break;
 #pragma unroll
         for (uint32_t u = 0; u < kMoves; u++) {

@@ -90,23 +90,36 @@ class Tensor {
   __device__ Pack load_part(uint64_t index) const { return load_elements<kCount>(index * kCount); }
   __device__ void store_part(uint64_t index, const Pack& pack) const { store_elements<kCount>(index * kCount, pack); }
 
-  // The payload of LL packet `index` of the tensor, in the first words of a pack; a word at a time where that is aligned.
-  __device__ Pack load_payload(uint64_t index) const {
+  // The place of LL packet `index` of the tensor, to be computed before it is used.
+  struct Payload {
+    uint64_t first;   // element
+    uint64_t words;   // address
+    uint32_t plain;   // 2 if it is whole, and moves a word at a time, else 0
+  };
+  __device__ Payload payload(uint64_t index) const {
     const uint64_t first = index * kPayload;
-    if (!words_ || first + kPayload > count_) return load_elements<kPayload>(first);
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(base_) + index * kPayloadWords;
-    return Pack{{words[0], words[1], words[2], 0}};
+    const uint64_t words = reinterpret_cast<uint64_t>(base_) + index * PEERSUM_LL_PAYLOAD_BYTES;
+    return Payload{first, words, words_ && first + kPayload <= count_ ? 2u : 0u};
   }
-  __device__ void store_payload(uint64_t index, const Pack& pack) const {
-    const uint64_t first = index * kPayload;
-    if (!words_ || first + kPayload > count_) {
-      store_elements<kPayload>(first, pack);
+
+  // The payload of a packet, in the first words of a pack; what lies beyond the end reads as 0 and is not written.
+  __device__ Pack load_payload(const Payload& place) const {
+    if (place.plain == 0) return load_elements<kPayload>(place.first);
+    Pack pack{};
+#pragma unroll
+    for (int i = 0; i < kPayloadWords; i++) pack.words[i] = load_plain(place.words + 4 * i);
+    return pack;
+  }
+  __device__ void store_payload(const Payload& place, const Pack& pack) const {
+    if (place.plain == 0) {
+      store_elements<kPayload>(place.first, pack);
       return;
     }
-    uint32_t* words = reinterpret_cast<uint32_t*>(base_) + index * kPayloadWords;
 #pragma unroll
-    for (int i = 0; i < kPayloadWords; i++) words[i] = pack.words[i];
+    for (int i = 0; i < kPayloadWords; i++) store_plain(place.words + 4 * i, pack.words[i]);
   }
+  __device__ Pack load_payload(uint64_t index) const { return load_payload(payload(index)); }
+  __device__ void store_payload(uint64_t index, const Pack& pack) const { store_payload(payload(index), pack); }
 
  private:
   static constexpr int kPayload = PEERSUM_LL_PAYLOAD_BYTES / sizeof(T);

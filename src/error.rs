@@ -13,6 +13,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Phase {
     /// The exchange of a one-shot.
     Exchange,
+    /// Before tensors are read where they are.
+    Entry,
+    /// After that, before they are the caller's again.
+    Exit,
     /// The first half of a two-shot.
     ReduceScatter,
     /// The second half of a two-shot.
@@ -23,6 +27,8 @@ impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Phase::Exchange => "exchange",
+            Phase::Entry => "entry",
+            Phase::Exit => "exit",
             Phase::ReduceScatter => "reduce-scatter",
             Phase::AllGather => "all-gather",
         })
@@ -107,6 +113,22 @@ pub enum Error {
         value: String,
         /// What is wrong with it, and what would do.
         reason: String,
+    },
+
+    /// The symmetric memory has no room.
+    #[error(
+        "rank {rank} has no {wanted} bytes of symmetric memory in one piece: {free} of {total} are free. Give the group \
+         more by Options::symmetric_bytes, or drop buffers"
+    )]
+    SymmetricMemoryFull {
+        /// The rank that asked.
+        rank: usize,
+        /// The bytes it asked for.
+        wanted: usize,
+        /// The bytes that are free, perhaps in pieces.
+        free: usize,
+        /// All bytes of the rank's symmetric memory.
+        total: usize,
     },
 
     /// Ranks of one group were given different options.

@@ -43,6 +43,10 @@ pub struct Options {
     /// Bytes of staging per rank, both halves together. Longer messages go through it in chunks, inside the one call.
     /// `None`, the default, takes the backend's own: 32 MiB for CUDA, 4 MiB for the host.
     pub staging_bytes: Option<usize>,
+    /// Bytes of symmetric memory per rank from which
+    /// [`Communicator::symmetric_memory`](crate::cuda::Communicator::symmetric_memory) takes: tensors there are reduced
+    /// without a copy into staging. Default: 0. CUDA only.
+    pub symmetric_bytes: usize,
     /// Runs every call by this algorithm instead of the plan's choice.
     pub algorithm: Option<Algorithm>,
     /// Runs every call with this many blocks (CTAs), or as many as the message has packs of 16 bytes if that is fewer.
@@ -61,6 +65,7 @@ impl Default for Options {
         Options {
             timeout: Duration::from_secs(30),
             staging_bytes: None,
+            symmetric_bytes: 0,
             algorithm: None,
             blocks: None,
             threads: None,
@@ -82,6 +87,13 @@ impl Options {
     #[must_use]
     pub fn staging_bytes(mut self, bytes: usize) -> Self {
         self.staging_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets [`Options::symmetric_bytes`].
+    #[must_use]
+    pub fn symmetric_bytes(mut self, bytes: usize) -> Self {
+        self.symmetric_bytes = bytes;
         self
     }
 

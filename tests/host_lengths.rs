@@ -241,7 +241,7 @@ proptest! {
 /// What runs on GPUs only is refused, with the reason.
 #[test]
 fn packets_are_refused_on_the_host() {
-    for algorithm in [Algorithm::OneShotLl, Algorithm::TwoShotLl, Algorithm::TwoShotLlPull] {
+    for algorithm in [Algorithm::OneShotLl, Algorithm::TwoShotLl, Algorithm::OneShotDirect, Algorithm::TwoShotDirect] {
         let error = Communicator::local(2, &Options::default().algorithm(algorithm)).map(drop).unwrap_err();
         assert!(
             matches!(error, Error::AlgorithmUnavailable { algorithm: refused, .. } if refused == algorithm),

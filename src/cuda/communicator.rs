@@ -14,9 +14,10 @@ use super::{
     memory::{Record, Segment},
     module::{Kernels, resident_index},
     priors,
+    symmetric::{Heap, SymmetricMemory},
 };
 use crate::{
-    Algorithm, DType, Error, Options, Overlap, Phase, Plan, ReduceOp, Result,
+    Algorithm, DType, Error, Options, Overlap, Phase, Placement, Plan, ReduceOp, Result,
     meeting::Local,
     protocol::{
         bindings,
@@ -38,9 +39,9 @@ const DEFAULT_STAGING_BYTES: usize = 32 << 20;
 ///
 /// # Memory
 ///
-/// A rank takes on its device: 8 KiB of control, 32 KiB of flags per rank of the group, and the staging
-/// ([`Options::staging_bytes`], 32 MiB unless set otherwise, whatever the number of ranks; half of it for packets), all
-/// rounded up to 2 MiB. That is 34 MiB for 1 to 8 ranks by default; [`Communicator::memory_bytes`] tells.
+/// A rank takes on its device: 8 KiB of control, 32 KiB of flags per rank of the group, the staging
+/// ([`Options::staging_bytes`], 32 MiB unless set otherwise, whatever the number of ranks; half of it for packets), and the
+/// symmetric memory ([`Options::symmetric_bytes`], none unless set otherwise), all rounded up to 2 MiB. That is 34 MiB for 1 to 8 ranks by default; [`Communicator::memory_bytes`] tells.
 ///
 /// # Dropping
 ///
@@ -61,11 +62,12 @@ pub struct Communicator {
     /// The stream of the last call, if its grid was too large for the next to come early.
     last_large: Option<usize>,
     last_stream: Arc<Mutex<Option<Arc<CudaStream>>>>,
+    heap: Arc<Heap>,
     group: Arc<Group>,
 }
 
 /// What all communicators of a group hold.
-struct Group {
+pub(crate) struct Group {
     /// The regions of every segment, one behind the other: for flags and their slots, and for LL packets.
     regions: [Layout; 2],
     segments: Vec<Arc<Segment>>,
@@ -201,8 +203,7 @@ impl Communicator {
             tracing::warn!(sharing, "ranks share a device: set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts");
         }
 
-        // A kernel that runs now may wait for its peers for the timeout; what it leaves behind goes after that.
-        let patience = options.timeout.saturating_add(Duration::from_secs(1));
+        let patience = patience(options);
         let kernels = Kernels::load(&device, world)?;
         let resident = seat
             .all_gather(kernels.resident(&device, sharing)?)?
@@ -213,10 +214,13 @@ impl Communicator {
         let staging = options.staging_bytes.unwrap_or(DEFAULT_STAGING_BYTES);
         let region = Layout::new(world, bindings::PEERSUM_MAX_BLOCKS, staging / 2)?;
         let regions = [region; 2];
-        let bytes = regions.iter().map(Layout::segment_bytes).sum();
+        let regions_bytes: u64 = regions.iter().map(Layout::segment_bytes).sum();
+        let heap_start = regions_bytes.next_multiple_of(bindings::PEERSUM_LINE_BYTES as u64 * 2);
+        let bytes = heap_start.saturating_add(options.symmetric_bytes as u64);
         // Cleared before any peer knows of it, so that no peer's flag can be wiped.
         let segment = Segment::new(distinct(&device, &devices), bytes, patience)?;
         segment.clear([0, regions[0].segment_bytes()], options.first_epoch)?;
+        let heap = segment.address() + heap_start..segment.address() + bytes;
         let segments = seat.all_gather(Arc::new(segment))?;
         let records = seat.all_gather(Arc::new(Record::new(device.clone(), patience)?))?;
         let group = Arc::new(Group { regions, segments, records, devices });
@@ -232,6 +236,7 @@ impl Communicator {
                 >= 9,
             last_large: None,
             last_stream: Arc::default(),
+            heap: Arc::new(Heap::new(heap)),
             group,
         })
     }
@@ -260,8 +265,32 @@ impl Communicator {
         self.group.segments[self.rank as usize].bytes()
     }
 
-    /// How a message of `count` elements would be reduced: `None` where there is nothing to exchange.
+    /// A piece of this rank's symmetric memory, of [`Options::symmetric_bytes`], its content undefined. Tensors in it are
+    /// reduced where they are, without a copy into staging, where the plan chooses so: the peers read them, and with input
+    /// and output there write them. To whoever enqueues work that makes no difference: a call ends in its stream when no
+    /// peer reads or writes the tensors any more.
+    ///
+    /// Peers look for a rank's tensors at the offset that their own have. So every rank must allocate, and free, the same
+    /// sizes in the same order; offsets that differ in a call are [`Error::Mismatch`].
+    pub fn symmetric_memory(&self, bytes: usize) -> Result<SymmetricMemory> {
+        let device = &self.group.devices[self.rank as usize];
+        SymmetricMemory::new(bytes, &self.heap, device, patience(&self.options), &self.group).ok_or_else(|| {
+            Error::SymmetricMemoryFull {
+                rank: self.rank(),
+                wanted: bytes,
+                free: self.heap.free() as usize,
+                total: self.heap.total() as usize,
+            }
+        })
+    }
+
+    /// How a message of `count` elements, of tensors anywhere, would be reduced: `None` where there is nothing to exchange.
     pub fn plan(&self, count: usize, dtype: DType) -> Result<Option<Plan>> {
+        self.plan_at(Placement::Anywhere, count, dtype)
+    }
+
+    /// The same, of tensors that lie so.
+    pub fn plan_at(&self, placement: Placement, count: usize, dtype: DType) -> Result<Option<Plan>> {
         let bytes = bytes_of(count, dtype)?;
         if bytes == 0 || self.world_size() == 1 {
             return Ok(None);
@@ -271,7 +300,17 @@ impl Communicator {
         if let Some(forced) = self.forced {
             options = options.algorithm(forced.algorithm).blocks(forced.blocks).threads(forced.threads);
         }
-        plan(bytes, &self.group.regions[0], &options, self.priors, &resident).map(Some)
+        plan(bytes, placement, &self.group.regions[0], &options, self.priors, &resident).map(Some)
+    }
+
+    /// Where tensors of `bytes` bytes at these addresses lie.
+    fn placement(&self, input: u64, output: u64, bytes: u64) -> Placement {
+        match (self.heap.holds(input, bytes), self.heap.holds(output, bytes)) {
+            (true, true) if input == output => Placement::SymmetricInPlace,
+            (true, true) => Placement::Symmetric,
+            (true, false) => Placement::SymmetricInput,
+            (false, _) => Placement::Anywhere,
+        }
     }
 
     /// Runs every following call as `choice` says, until it is `None`: for measuring candidates. Every rank must set the
@@ -368,7 +407,7 @@ impl Communicator {
         if status != sys::CUresult::CUDA_SUCCESS || context != device.context() {
             return Err(Error::ForeignStream { device: device.ordinal });
         }
-        let Some(plan) = self.plan(count, dtype)? else {
+        let Some(plan) = self.plan_at(self.placement(input, output, bytes), count, dtype)? else {
             if input != output {
                 // SAFETY: the caller vouches for both ranges.
                 let status = unsafe { sys::cuMemcpyDtoDAsync_v2(output, input, bytes as usize, stream) };
@@ -444,6 +483,12 @@ impl Communicator {
             *address = segment.address();
         }
         let layout = &group.regions[0]; // both are alike
+        let own = segments[self.rank as usize];
+        let offsets = match plan.algorithm {
+            Algorithm::OneShotDirect => [input - own, 0],
+            Algorithm::TwoShotDirect => [input - own, output - own],
+            _ => [0, 0],
+        };
         let (units, blocks) = (bytes.div_ceil(plan.algorithm.unit_bytes()), u64::from(plan.blocks));
         bindings::peersum_call {
             segments,
@@ -460,7 +505,7 @@ impl Communicator {
             world: layout.world,
             max_blocks: layout.max_blocks,
             op: op.code(),
-            hash: Call { bytes, dtype, op, plan }.hash(),
+            hash: Call { bytes, dtype, op, plan, offsets }.hash(),
             vector_input: u32::from(input.is_multiple_of(PACK_BYTES)),
             vector_output: u32::from(output.is_multiple_of(PACK_BYTES)),
             longer_blocks: (units % blocks) as u32,
@@ -494,6 +539,11 @@ fn distinct(own: &Arc<Device>, devices: &[Arc<Device>]) -> Vec<Arc<Device>> {
         }
     }
     distinct
+}
+
+/// How long the end of memory may wait for kernels that use it, which may wait for their peers for the timeout.
+fn patience(options: &Options) -> Duration {
+    options.timeout.saturating_add(Duration::from_secs(1))
 }
 
 fn validate(options: &Options) -> Result<()> {
@@ -540,6 +590,8 @@ fn error_of(record: &bindings::peersum_record) -> Error {
     let phase = match record.phase {
         bindings::PEERSUM_PHASE_REDUCE_SCATTER => Phase::ReduceScatter,
         bindings::PEERSUM_PHASE_ALL_GATHER => Phase::AllGather,
+        bindings::PEERSUM_PHASE_ENTRY => Phase::Entry,
+        bindings::PEERSUM_PHASE_EXIT => Phase::Exit,
         _ => Phase::Exchange,
     };
     let (rank, peer) = (record.rank as usize, record.peer as usize);

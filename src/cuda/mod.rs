@@ -25,11 +25,13 @@ mod driver;
 mod memory;
 mod module;
 mod priors;
+mod symmetric;
 mod verify;
 
 pub(crate) use communicator::Lifeline;
 pub use communicator::{AbortHandle, Communicator};
 pub(crate) use driver::{Restored, check};
+pub use symmetric::SymmetricMemory;
 #[doc(hidden)]
 pub use verify::Verifier;
 

@@ -12,7 +12,7 @@ use super::{
     reduce::Isa,
 };
 use crate::{
-    DType, Element, Error, Options, Plan, ReduceOp, Result,
+    DType, Element, Error, Options, Placement, Plan, ReduceOp, Result,
     protocol::{self, call::Call, layout::Layout},
 };
 
@@ -125,10 +125,14 @@ impl Communicator {
         if bytes == 0 || self.group.layout.world == 1 {
             return Ok(None);
         }
-        let plan =
-            protocol::plan::plan(bytes, &self.group.layout, &self.options, priors::choose, &|_algorithm, _threads| {
-                BLOCKS
-            })?;
+        let plan = protocol::plan::plan(
+            bytes,
+            Placement::Anywhere,
+            &self.group.layout,
+            &self.options,
+            priors::choose,
+            &|_, _| BLOCKS,
+        )?;
         Ok(Some(Plan { threads: 1, ..plan }))
     }
 
@@ -182,7 +186,7 @@ impl Communicator {
             return Ok(());
         };
         let bytes = count * size_of::<T>();
-        let call = Call { bytes: bytes as u64, dtype: T::DTYPE, op, plan };
+        let call = Call { bytes: bytes as u64, dtype: T::DTYPE, op, plan, offsets: [0; 2] };
         let exchange = Exchange {
             group: &self.group,
             rank: self.rank,

@@ -59,9 +59,10 @@ impl Exchange<'_> {
                     Algorithm::OneShotPull => self.one_shot_pull::<T>(chunk)?,
                     Algorithm::TwoShot => self.two_shot::<T>(chunk)?,
                     Algorithm::TwoShotPull => self.two_shot_pull::<T>(chunk)?,
-                    Algorithm::OneShotLl | Algorithm::TwoShotLl | Algorithm::TwoShotLlPull => {
-                        unreachable!("no group is made with these")
-                    }
+                    Algorithm::OneShotLl
+                    | Algorithm::TwoShotLl
+                    | Algorithm::OneShotDirect
+                    | Algorithm::TwoShotDirect => unreachable!("no group is made with these"),
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Which algorithm a call takes where none is forced: a pure function, the same on every rank.
 
-use crate::protocol::plan::{Algorithm, Choice};
+use crate::protocol::plan::{Algorithm, Choice, Placement};
 
 /// The most ranks of a group.
 pub(super) const MAX_RANKS: u32 = 128;
@@ -17,7 +17,7 @@ const TWO_RANKS_TWO_SHOT_BYTES: u64 = 8 << 10;
 /// with four. Pulling copies it once and not once for each peer.
 const ONE_SHOT_BYTES_OF_ALL_RANKS: u64 = 256 << 10;
 
-pub(super) fn choose(bytes: u64, world: u32) -> Choice {
+pub(super) fn choose(bytes: u64, world: u32, _: Placement) -> Choice {
     let algorithm = if world == 2 {
         if bytes <= TWO_RANKS_TWO_SHOT_BYTES { Algorithm::TwoShot } else { Algorithm::OneShot }
     } else if bytes.saturating_mul(world.into()) <= ONE_SHOT_BYTES_OF_ALL_RANKS {

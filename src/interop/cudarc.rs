@@ -28,15 +28,16 @@ use std::{
 };
 
 use cudarc::driver::{
-    CudaGraph, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DriverError, sys,
+    CudaGraph, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, DriverError, sys,
 };
 
+use super::symmetric::SymmetricBuffer;
 use crate::{
     Element, Error, ReduceOp, Result,
     cuda::{Communicator, Lifeline, Restored, check},
 };
 
-mod sealed {
+pub(super) mod sealed {
     pub trait Sealed {}
     impl<T> Sealed for cudarc::driver::CudaSlice<T> {}
     impl<T> Sealed for cudarc::driver::CudaView<'_, T> {}
@@ -118,7 +119,7 @@ impl Communicator {
         Ok(restored)
     }
 
-    fn belongs(&self, stream: &CudaStream) -> Result<()> {
+    pub(super) fn belongs(&self, stream: &CudaStream) -> Result<()> {
         if stream.context().cu_ctx() == self.context() {
             return Ok(());
         }
@@ -218,6 +219,7 @@ trait Hold: Any {
     /// Its address, ordered behind other streams' work on it, for work on `stream` that is enqueued within `then`.
     fn with_address(&mut self, stream: &CudaStream, then: &mut dyn FnMut(u64));
     fn home(&self) -> &Arc<CudaStream>;
+    /// The `CudaSlice`.
     fn as_any(&self) -> &dyn Any;
     fn as_any_mut(&mut self) -> &mut dyn Any;
 }
@@ -238,6 +240,21 @@ impl<T: Element> Hold for CudaSlice<T> {
     }
 }
 
+impl<T: Element> Hold for SymmetricBuffer<T> {
+    fn with_address(&mut self, stream: &CudaStream, then: &mut dyn FnMut(u64)) {
+        self.slice_mut().with_address(stream, then);
+    }
+    fn home(&self) -> &Arc<CudaStream> {
+        self.stream()
+    }
+    fn as_any(&self) -> &dyn Any {
+        self.slice()
+    }
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self.slice_mut()
+    }
+}
+
 impl Buffers {
     /// None yet.
     pub fn new() -> Buffers {
@@ -246,6 +263,12 @@ impl Buffers {
 
     /// Takes a buffer in.
     pub fn hold<T: Element>(&mut self, buffer: CudaSlice<T>) -> Held<T> {
+        self.held.push(Box::new(buffer));
+        Held { owner: self.id, index: self.held.len() - 1, element: PhantomData }
+    }
+
+    /// Takes a buffer of symmetric memory in.
+    pub fn hold_symmetric<T: Element>(&mut self, buffer: SymmetricBuffer<T>) -> Held<T> {
         self.held.push(Box::new(buffer));
         Held { owner: self.id, index: self.held.len() - 1, element: PhantomData }
     }
@@ -422,7 +445,7 @@ fn launch_behind(
 }
 
 /// Runs a call of cudarc's, which makes the stream's context current, and restores the one that was.
-fn bound<R>(
+pub(super) fn bound<R>(
     stream: &CudaStream,
     call: &'static str,
     then: impl FnOnce() -> std::result::Result<R, DriverError>,

@@ -3,3 +3,6 @@
 pub mod cudarc;
 #[cfg(feature = "cust")]
 pub mod cust;
+mod symmetric;
+
+pub use symmetric::SymmetricBuffer;

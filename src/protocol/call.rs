@@ -14,6 +14,8 @@ pub struct Call {
     pub op: ReduceOp,
     /// How it is done.
     pub plan: Plan,
+    /// Where peers find the rank's input and output in its segment, if the plan is direct; else 0.
+    pub offsets: [u64; 2],
 }
 
 impl Call {
@@ -24,6 +26,8 @@ impl Call {
             u64::from(self.dtype.code()) | u64::from(self.op.code()) << 8 | u64::from(self.plan.algorithm.code()) << 16,
             u64::from(self.plan.blocks),
             self.plan.chunk_bytes,
+            self.offsets[0],
+            self.offsets[1],
         ];
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         for word in words {
@@ -71,7 +75,7 @@ mod tests {
 
     fn call() -> Call {
         let plan = Plan { algorithm: Algorithm::OneShot, blocks: 4, threads: 256, chunk_bytes: 4096 };
-        Call { bytes: 8192, dtype: DType::BF16, op: ReduceOp::Sum, plan }
+        Call { bytes: 8192, dtype: DType::BF16, op: ReduceOp::Sum, plan, offsets: [0; 2] }
     }
 
     #[test]

@@ -23,21 +23,66 @@ pub enum Algorithm {
     OneShotLl,
     /// Two-shot by LL packets. CUDA only.
     TwoShotLl,
-    /// Reduce-scatter by LL packets, all-gather by loads from the peers' staging. CUDA only.
-    TwoShotLlPull,
+    /// Every rank loads all peers' inputs where they are, without staging: for inputs in symmetric memory. Two barriers and
+    /// a load there and back, (N−1)·S bytes out of each. CUDA only.
+    OneShotDirect,
+    /// Every rank loads its part of all peers' inputs where they are, and stores the result into all peers' outputs: for
+    /// inputs and outputs in symmetric memory. Two barriers and a load there and back, 2(N−1)/N·S bytes out of each. CUDA
+    /// only.
+    TwoShotDirect,
+}
+
+/// Where a call's tensors lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Placement {
+    /// Anywhere.
+    #[default]
+    Anywhere,
+    /// The input lies in symmetric memory, the output anywhere else.
+    SymmetricInput,
+    /// Both lie in symmetric memory, apart.
+    Symmetric,
+    /// The input is the output too, in symmetric memory.
+    SymmetricInPlace,
 }
 
 impl Algorithm {
     /// All algorithms, in the order of their codes.
-    pub const ALL: [Algorithm; 7] = [
+    pub const ALL: [Algorithm; 8] = [
         Algorithm::OneShot,
         Algorithm::TwoShot,
         Algorithm::OneShotPull,
         Algorithm::TwoShotPull,
         Algorithm::OneShotLl,
         Algorithm::TwoShotLl,
-        Algorithm::TwoShotLlPull,
+        Algorithm::OneShotDirect,
+        Algorithm::TwoShotDirect,
     ];
+
+    /// Those that take tensors anywhere, through staging.
+    pub const STAGED: [Algorithm; 6] = [
+        Algorithm::OneShot,
+        Algorithm::TwoShot,
+        Algorithm::OneShotPull,
+        Algorithm::TwoShotPull,
+        Algorithm::OneShotLl,
+        Algorithm::TwoShotLl,
+    ];
+
+    /// Whether it can reduce tensors that lie so.
+    pub const fn serves(self, placement: Placement) -> bool {
+        match self {
+            Algorithm::OneShotDirect => matches!(placement, Placement::SymmetricInput | Placement::Symmetric),
+            Algorithm::TwoShotDirect => matches!(placement, Placement::Symmetric | Placement::SymmetricInPlace),
+            _ => true,
+        }
+    }
+
+    /// Whether it reads the peers' tensors where they are.
+    pub const fn is_direct(self) -> bool {
+        matches!(self, Algorithm::OneShotDirect | Algorithm::TwoShotDirect)
+    }
 
     pub(crate) const fn code(self) -> u32 {
         match self {
@@ -47,7 +92,8 @@ impl Algorithm {
             Algorithm::TwoShotPull => bindings::PEERSUM_TWO_SHOT_PULL,
             Algorithm::OneShotLl => bindings::PEERSUM_ONE_SHOT_LL,
             Algorithm::TwoShotLl => bindings::PEERSUM_TWO_SHOT_LL,
-            Algorithm::TwoShotLlPull => bindings::PEERSUM_TWO_SHOT_LL_PULL,
+            Algorithm::OneShotDirect => bindings::PEERSUM_ONE_SHOT_DIRECT,
+            Algorithm::TwoShotDirect => bindings::PEERSUM_TWO_SHOT_DIRECT,
         }
     }
 
@@ -60,51 +106,53 @@ impl Algorithm {
             Algorithm::TwoShotPull => "two-shot-pull",
             Algorithm::OneShotLl => "one-shot-ll",
             Algorithm::TwoShotLl => "two-shot-ll",
-            Algorithm::TwoShotLlPull => "two-shot-ll-pull",
+            Algorithm::OneShotDirect => "one-shot-direct",
+            Algorithm::TwoShotDirect => "two-shot-direct",
         }
     }
 
-    /// Rounds that a chunk takes.
+    /// Rounds that a chunk takes; a call, if it is direct.
     pub const fn rounds(self) -> u32 {
         match self {
             Algorithm::OneShot | Algorithm::OneShotPull | Algorithm::OneShotLl => 1,
-            Algorithm::TwoShot | Algorithm::TwoShotPull | Algorithm::TwoShotLl | Algorithm::TwoShotLlPull => 2,
+            Algorithm::TwoShot | Algorithm::TwoShotPull | Algorithm::TwoShotLl => 2,
+            Algorithm::OneShotDirect | Algorithm::TwoShotDirect => 2,
         }
     }
 
     /// Rounds that a chunk takes by LL packets, which count epochs of their own; the rest are by flags.
     pub const fn packet_rounds(self) -> u32 {
         match self {
-            Algorithm::OneShotLl | Algorithm::TwoShotLlPull => 1,
+            Algorithm::OneShotLl => 1,
             Algorithm::TwoShotLl => 2,
             _ => 0,
         }
     }
 
-    /// Bytes of the units that it splits a message into: a pack of 16 bytes, the payload of a packet, or what 3 packs
-    /// and 4 packets hold where both move.
+    /// Bytes of the units that it splits a message into: a pack of 16 bytes, or the payload of a packet.
     pub const fn unit_bytes(self) -> u64 {
         match self {
             Algorithm::OneShotLl | Algorithm::TwoShotLl => bindings::PEERSUM_LL_PAYLOAD_BYTES as u64,
-            Algorithm::TwoShotLlPull => 3 * PACK_BYTES,
             _ => PACK_BYTES,
         }
     }
 
-    /// The most bytes of a message that one block can move in one chunk: the gate and the kernels both use it.
+    /// The most bytes of a message that one block can move in one chunk: the gate and the kernels both use it. `None` if
+    /// nothing goes through slots, and there are no chunks.
     ///
     /// One-shot hands the whole chunk to every peer's slot. Two-shot hands each peer its part, and the pulls stage the
     /// chunk in the rank's own slots of the half, which lie side by side.
-    pub fn chunk_capacity(self, layout: &Layout) -> u64 {
+    pub fn chunk_capacity(self, layout: &Layout) -> Option<u64> {
         let payload = layout.slot_bytes / PACK_BYTES * u64::from(bindings::PEERSUM_LL_PAYLOAD_BYTES);
         match self {
-            Algorithm::OneShot => layout.slot_bytes,
+            Algorithm::OneShot => Some(layout.slot_bytes),
             Algorithm::TwoShot | Algorithm::OneShotPull | Algorithm::TwoShotPull => {
-                layout.slot_bytes * u64::from(layout.world)
+                Some(layout.slot_bytes * u64::from(layout.world))
             }
-            // A packet takes a pack of the slot; the slots are a multiple of four packs.
-            Algorithm::OneShotLl => payload,
-            Algorithm::TwoShotLl | Algorithm::TwoShotLlPull => payload * u64::from(layout.world),
+            // A packet takes a pack of the slot.
+            Algorithm::OneShotLl => Some(payload),
+            Algorithm::TwoShotLl => Some(payload * u64::from(layout.world)),
+            Algorithm::OneShotDirect | Algorithm::TwoShotDirect => None,
         }
     }
 }
@@ -151,23 +199,38 @@ pub struct Choice {
     pub threads: u32,
 }
 
-/// Where choices come from: a pure function of the message's bytes and the number of ranks.
-pub type Priors = fn(bytes: u64, world: u32) -> Choice;
+/// Where choices come from: a pure function of the message's bytes, the number of ranks, and where the tensors lie.
+pub type Priors = fn(bytes: u64, world: u32, placement: Placement) -> Choice;
 
 /// What bounds the blocks of a call: given an algorithm and the threads of a block, how many can be resident together.
 pub type Resident<'a> = &'a dyn Fn(Algorithm, u32) -> u32;
 
 /// The plan of a message of `bytes` bytes, or why the forced choice can't run.
 ///
-/// It must be the same on every rank: `layout`, `options` and `resident` are agreed when ranks join, `bytes` by the
-/// caller. `bytes` is not 0.
-pub fn plan(bytes: u64, layout: &Layout, options: &Options, priors: Priors, resident: Resident<'_>) -> Result<Plan> {
-    let mut choice = priors(bytes, layout.world);
+/// It must be the same on every rank: `layout`, `options` and `resident` are agreed when ranks join, `bytes` and
+/// `placement` by the caller. `bytes` is not 0.
+pub fn plan(
+    bytes: u64,
+    placement: Placement,
+    layout: &Layout,
+    options: &Options,
+    priors: Priors,
+    resident: Resident<'_>,
+) -> Result<Plan> {
+    let mut choice = priors(bytes, layout.world, placement);
     if let Some(algorithm) = options.algorithm {
         choice.algorithm = algorithm;
     }
     if let Some(threads) = options.threads {
         choice.threads = threads;
+    }
+    if !choice.algorithm.serves(placement) {
+        let reason = match choice.algorithm {
+            Algorithm::OneShotDirect if placement == Placement::SymmetricInPlace => "it can't reduce in place",
+            Algorithm::OneShotDirect => "it needs the input in symmetric memory (`Options::symmetric_bytes`)",
+            _ => "it needs input and output in symmetric memory (`Options::symmetric_bytes`)",
+        };
+        return Err(Error::AlgorithmUnavailable { algorithm: choice.algorithm, reason: reason.into() });
     }
     // A block without a unit would wait for nobody and be waited for by nobody, but costs a launch.
     let units = bytes.div_ceil(choice.algorithm.unit_bytes());
@@ -197,8 +260,10 @@ pub fn plan(bytes: u64, layout: &Layout, options: &Options, priors: Priors, resi
         None => choice.blocks.min(most_resident),
     };
     let blocks = blocks.clamp(1, most_by_size.max(1));
-    let chunk_bytes = choice.algorithm.chunk_capacity(layout);
-    debug_assert!(chunk_bytes > 0 && chunk_bytes.is_multiple_of(choice.algorithm.unit_bytes()));
+    let unit_bytes = choice.algorithm.unit_bytes();
+    let whole_block = || units.div_ceil(u64::from(blocks)) * unit_bytes;
+    let chunk_bytes = choice.algorithm.chunk_capacity(layout).unwrap_or_else(whole_block);
+    debug_assert!(chunk_bytes > 0 && chunk_bytes.is_multiple_of(unit_bytes));
     Ok(Plan { algorithm: choice.algorithm, blocks, threads: choice.threads, chunk_bytes })
 }
 

@@ -14,4 +14,5 @@ mod failures;
 mod graphs;
 mod harness;
 mod stress;
+mod symmetric;
 mod values;

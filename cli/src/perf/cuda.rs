@@ -13,7 +13,7 @@ use cudarc::driver::{
 };
 use peersum::{
     DType, Options, Plan, ReduceOp,
-    cuda::{Communicator, Verifier},
+    cuda::{Communicator, SymmetricMemory, Verifier},
 };
 
 use super::{
@@ -38,6 +38,8 @@ pub(crate) struct CudaGroup {
     verifiers: Vec<Verifier>,
     words: Vec<Memory>,
     devices: Vec<Device>,
+    /// Whether tensors lie in symmetric memory.
+    symmetric: bool,
 }
 
 impl CudaGroup {
@@ -61,6 +63,7 @@ impl CudaGroup {
                     .with_context(|| format!("device {device}"))
             })
             .collect::<Result<_>>()?;
+        let symmetric = options.symmetric_bytes > 0;
         let communicators = Communicator::local(devices, options)?;
         let streams = contexts
             .iter()
@@ -75,7 +78,7 @@ impl CudaGroup {
                 Ok(Device { ordinal: context.ordinal(), pci: Some(pci(context)?), core: None, name: name(context)? })
             })
             .collect::<Result<_>>()?;
-        Ok(CudaGroup { communicators, contexts, streams, verifiers, words, devices })
+        Ok(CudaGroup { communicators, contexts, streams, verifiers, words, devices, symmetric })
     }
 
     /// The devices, each once.
@@ -95,7 +98,8 @@ impl Group for CudaGroup {
     }
 
     fn plan(&self, count: usize, dtype: DType) -> peersum::Result<Option<Plan>> {
-        self.communicators[0].plan(count, dtype)
+        let placement = if self.symmetric { peersum::Placement::Symmetric } else { peersum::Placement::Anywhere };
+        self.communicators[0].plan_at(placement, count, dtype)
     }
 
     fn ranks<T: Datum>(&mut self, geometry: &Geometry) -> Result<Vec<CudaRank<'_>>> {
@@ -104,7 +108,7 @@ impl Group for CudaGroup {
             let ranks = self.contexts.iter().filter(|context| context.ordinal() == gpu.ordinal()).count();
             let (free, _) = gpu.mem_get_info().map_err(failed("cuMemGetInfo"))?;
             ensure!(
-                2 * bytes * ranks <= free / 100 * 95,
+                self.symmetric || 2 * bytes * ranks <= free / 100 * 95,
                 "the buffers of {ranks} ranks need {} bytes on device {}, and {free} are free: lower -e",
                 2 * bytes * ranks,
                 gpu.ordinal()
@@ -115,14 +119,17 @@ impl Group for CudaGroup {
             .zip(self.contexts.iter().zip(&self.streams))
             .zip(self.verifiers.iter().zip(&self.words))
             .map(|((communicator, (context, stream)), (verifier, words))| {
+                let memory = |communicator: &Communicator| {
+                    if self.symmetric { Memory::symmetric(communicator, bytes) } else { Memory::new(context, bytes) }
+                };
                 Ok(CudaRank {
+                    send: memory(communicator)?,
+                    receive: memory(communicator)?,
                     communicator,
                     verifier,
                     words,
                     prepared: None,
                     stream: stream.clone(),
-                    send: Memory::new(context, bytes)?,
-                    receive: Memory::new(context, bytes)?,
                     context: context.clone(),
                     geometry: *geometry,
                 })
@@ -431,7 +438,13 @@ impl Graph {
 struct Memory {
     address: sys::CUdeviceptr,
     bytes: usize,
-    context: Arc<CudaContext>,
+    owner: Owner,
+}
+
+/// Who frees it.
+enum Owner {
+    Context(Arc<CudaContext>),
+    Symmetric { _memory: SymmetricMemory },
 }
 
 impl Memory {
@@ -442,7 +455,12 @@ impl Memory {
         let address = unsafe { result::malloc_sync(bytes) }
             .map_err(failed("cuMemAlloc"))
             .with_context(|| format!("{bytes} bytes on device {}", context.ordinal()))?;
-        Ok(Memory { address, bytes, context: context.clone() })
+        Ok(Memory { address, bytes, owner: Owner::Context(context.clone()) })
+    }
+
+    fn symmetric(communicator: &Communicator, bytes: usize) -> Result<Self> {
+        let memory = communicator.symmetric_memory(bytes)?;
+        Ok(Memory { address: memory.address(), bytes, owner: Owner::Symmetric { _memory: memory } })
     }
 
     /// The address of `bytes` bytes from an offset, if all of them are in this memory.
@@ -455,8 +473,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        let Owner::Context(context) = &self.owner else { return };
         // An error here is of the context and would have shown, or shows, at the next call on it.
-        if self.context.bind_to_thread().is_ok() {
+        if context.bind_to_thread().is_ok() {
             // SAFETY: allocated by `new`, freed nowhere else; the driver waits for work that uses it.
             let _ = unsafe { result::free_sync(self.address) };
         }

@@ -106,6 +106,17 @@ pub(crate) struct Arguments {
     #[arg(short = 'T', long = "timeout", value_name = "S", help_heading = "Library")]
     timeout: Option<f64>,
 
+    /// Where the buffers lie: 0 anywhere, 2 in symmetric memory, which peers read where it is (CUDA only; nccl-tests' 1,
+    /// local registration, has no meaning here)
+    #[arg(
+        short = 'R',
+        long = "local_register",
+        value_name = "0/2",
+        default_value_t = 0,
+        value_parser = clap::builder::TypedValueParser::map(clap::builder::PossibleValuesParser::new(["0", "2"]), |value| u8::from(value == "2") * 2),
+        help_heading = "Library"
+    )]
+    local_register: u8,
     #[arg(long, value_name = "NAME", help = algorithm_help(), help_heading = "Library")]
     algorithm: Option<Algorithm>,
 
@@ -233,6 +244,7 @@ impl Arguments {
             (!self.timing.is_empty(), "--timing"),
             (self.threads.is_some(), "--threads"),
             (self.overlap.is_some(), "--overlap"),
+            (self.local_register == 2, "-R 2"),
         ];
         given.into_iter().filter_map(|(given, flag)| given.then_some(flag)).collect()
     }
@@ -325,6 +337,12 @@ impl Arguments {
                 OverlapChoice::Late => Overlap::Late,
                 OverlapChoice::Off => Overlap::Off,
             });
+        }
+        if self.local_register == 2 {
+            // Two buffers of the largest size, with what stands around their tensors.
+            let around = (4 << 10) + self.unalign as u64 * 4;
+            let bytes = self.sweep()?.max_bytes.saturating_add(around).saturating_mul(2);
+            options = options.symmetric_bytes(usize::try_from(bytes)?);
         }
         options.algorithm = self.algorithm;
         options.blocks = self.blocks;

@@ -26,14 +26,14 @@ fn sizes() -> Vec<u64> {
 
 fn planned(bytes: u64, world: u32) -> Plan {
     let layout = Layout::new(world, bindings::PEERSUM_MAX_BLOCKS, 16 << 20).unwrap();
-    plan(bytes, &layout, &Options::default(), choose, &|_, _| 132).unwrap()
+    plan(bytes, Placement::Anywhere, &layout, &Options::default(), choose, &|_, _| 132).unwrap()
 }
 
 #[test]
 fn choices_can_be_launched() {
     for world in 1..=bindings::PEERSUM_MAX_RANKS {
         for bytes in sizes() {
-            let Choice { blocks, threads, .. } = choose(bytes, world);
+            let Choice { blocks, threads, .. } = choose(bytes, world, Placement::Anywhere);
             assert!((1..=bindings::PEERSUM_MAX_BLOCKS).contains(&blocks), "{bytes} {world}: {blocks} blocks");
             assert!(threads > 0 && threads <= bindings::PEERSUM_MAX_THREADS, "{bytes} {world}: {threads} threads");
             assert!(threads.is_multiple_of(32), "{bytes} {world}: {threads} threads");

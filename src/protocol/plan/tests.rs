@@ -6,9 +6,9 @@ use crate::protocol::split::{self, split};
 const RESIDENT: u32 = 1000;
 
 /// Every algorithm by size, and more blocks than there ever are.
-fn greedy(bytes: u64, world: u32) -> Choice {
-    let turn = (bytes / 4096 + u64::from(world)) as usize % Algorithm::ALL.len();
-    Choice { algorithm: Algorithm::ALL[turn], blocks: u32::MAX, threads: 512 }
+fn greedy(bytes: u64, world: u32, _: Placement) -> Choice {
+    let turn = (bytes / 4096 + u64::from(world)) as usize % Algorithm::STAGED.len();
+    Choice { algorithm: Algorithm::STAGED[turn], blocks: u32::MAX, threads: 512 }
 }
 
 fn layout(world: u32, max_blocks: u32, slot_lines: u64) -> Layout {
@@ -17,7 +17,8 @@ fn layout(world: u32, max_blocks: u32, slot_lines: u64) -> Layout {
 }
 
 fn forced(algorithm: Algorithm, bytes: u64, layout: &Layout) -> Plan {
-    plan(bytes, layout, &Options::default().algorithm(algorithm), greedy, &|_, _| RESIDENT).unwrap()
+    let options = Options::default().algorithm(algorithm);
+    plan(bytes, Placement::Symmetric, layout, &options, greedy, &|_, _| RESIDENT).unwrap()
 }
 
 fn reason(result: Result<Plan>) -> (Algorithm, String) {
@@ -63,13 +64,13 @@ proptest! {
         world in 1u32..=8,
         max_blocks in 1u32..=128,
         slot_lines in 1u64..=70,
-        algorithm in 0..Algorithm::ALL.len(),
+        algorithm in 0..Algorithm::STAGED.len(),
         around in 0u64..=3,
         difference in -40i64..=40,
     ) {
-        let (layout, algorithm) = (layout(world, max_blocks, slot_lines), Algorithm::ALL[algorithm]);
+        let (layout, algorithm) = (layout(world, max_blocks, slot_lines), Algorithm::STAGED[algorithm]);
         // Around what one chunk, and one chunk of every block, holds.
-        let capacity = algorithm.chunk_capacity(&layout);
+        let capacity = algorithm.chunk_capacity(&layout).unwrap();
         let near = [1, capacity, capacity * u64::from(max_blocks), 3 * capacity * u64::from(max_blocks)];
         let bytes = near[around as usize].saturating_add_signed(difference).max(1);
         let plan = forced(algorithm, bytes, &layout);
@@ -94,7 +95,7 @@ proptest! {
         let layout = layout(world, max_blocks, 4);
         let algorithm = algorithm.map(|index| Algorithm::ALL[index]);
         let options = Options { algorithm, blocks, ..Options::default() };
-        match plan(bytes, &layout, &options, greedy, &|_, _| resident) {
+        match plan(bytes, Placement::Symmetric, &layout, &options, greedy, &|_, _| resident) {
             Ok(plan) => {
                 let units = bytes.div_ceil(plan.algorithm.unit_bytes());
                 prop_assert!(plan.blocks >= 1 && u64::from(plan.blocks) <= units);
@@ -117,7 +118,8 @@ proptest! {
     fn a_plan_depends_on_nothing_but_its_arguments(bytes in 1u64..=u64::MAX, world in 1u32..=8) {
         let of_rank = || {
             let layout = Layout::new(world, 64, 8 << 20).unwrap();
-            plan(bytes, &layout, &Options::default(), greedy, &|algorithm, threads| algorithm.code() + threads)
+            let resident = |algorithm: Algorithm, threads| algorithm.code() + threads;
+            plan(bytes, Placement::Anywhere, &layout, &Options::default(), greedy, &resident)
         };
         prop_assert_eq!(of_rank(), of_rank());
     }
@@ -128,7 +130,7 @@ fn what_is_forced_is_done_or_refused_with_the_reason() {
     let layout = layout(4, 64, 16);
     // 512 threads leave room for one block, and more threads for none.
     let resident = |_, threads: u32| 512 / threads;
-    let forced = |options: Options| plan(1 << 20, &layout, &options, greedy, &resident);
+    let forced = |options: Options| plan(1 << 20, Placement::Anywhere, &layout, &options, greedy, &resident);
     let options = || Options::default().algorithm(Algorithm::TwoShot);
 
     let done = forced(options().threads(64).blocks(8)).unwrap();
@@ -142,7 +144,7 @@ fn what_is_forced_is_done_or_refused_with_the_reason() {
         (Algorithm::TwoShot, "not one block of 1024 threads can be resident beside those of all ranks".into())
     );
     // Also more than there are flags for, though they would be resident.
-    let many = plan(1 << 20, &layout, &options().blocks(65), greedy, &|_, _| RESIDENT);
+    let many = plan(1 << 20, Placement::Anywhere, &layout, &options().blocks(65), greedy, &|_, _| RESIDENT);
     assert!(reason(many).1.contains("only 64 can be resident together"));
 }
 
