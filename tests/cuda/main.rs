@@ -13,5 +13,6 @@ mod edges;
 mod failures;
 mod graphs;
 mod harness;
+mod overlap;
 mod stress;
 mod values;
