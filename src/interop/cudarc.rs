@@ -429,9 +429,10 @@ impl Drop for Capture {
         if self.open {
             let Ok(_restored) = Restored::new(Some(self.stream.context().ordinal())) else { return };
             let mut graph = std::ptr::null_mut();
-            // SAFETY: the stream lives, and `graph` is a valid place for the answer: a graph that nobody else has, or null
-            // where the capture was invalid. Either way the stream is out of it then.
+            // SAFETY: the stream and its context live, and `graph` is a valid place for the answer: a graph that nobody else
+            // has, or null where the capture was invalid. Either way the stream is out of it then.
             unsafe {
+                let _ = sys::cuCtxSetCurrent(self.stream.context().cu_ctx());
                 let _ = sys::cuStreamEndCapture(self.stream.cu_stream(), &mut graph);
                 if !graph.is_null() {
                     let _ = sys::cuGraphDestroy(graph);
