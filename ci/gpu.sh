@@ -24,10 +24,10 @@ job() { # NAME SECONDS COMMAND...: output into a file, its last lines here
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | tee "$results/devices.csv"
 devices=$(wc -l < "$results/devices.csv")
 
-PEERSUM_TEST_CALLS=$calls job tests_data 200 "$here/cuda_tests" --test-threads=1 data::
-PEERSUM_TEST_CALLS=100 job tests 120 "$here/cuda_tests" --test-threads=1 edges:: failures:: graphs:: stress:: values::
+PEERSUM_TEST_CALLS=$calls job tests_data 240 "$here/cuda_tests" --test-threads=1 data::
+PEERSUM_TEST_CALLS=100 job tests 240 "$here/cuda_tests" --test-threads=1 edges:: failures:: graphs:: overlap:: stress:: values::
 for overlap in late off; do
-  PEERSUM_TEST_OVERLAP=$overlap PEERSUM_TEST_CALLS=20 job "tests_overlap_$overlap" 60 "$here/cuda_tests" --test-threads=1 data:: graphs:: stress::
+  PEERSUM_TEST_OVERLAP=$overlap PEERSUM_TEST_CALLS=20 job "tests_overlap_$overlap" 120 "$here/cuda_tests" --test-threads=1 data:: graphs:: stress::
 done
 if command -v compute-sanitizer > /dev/null; then
   for tool in memcheck initcheck synccheck; do

@@ -63,10 +63,12 @@ __device__ __forceinline__ Outcome look(const peersum_call& call, const uint64_t
   const uint64_t now = global_timer();
   if (started == 0) started = now;
   outcome.waited_ns = now - started;
-  if (is_other_call(call, outcome.observed, static_cast<uint32_t>(awaited.flag)) || in_other_region(call, awaited)) {
-    outcome.reason = PEERSUM_GAVE_UP_MISMATCH;
-  } else if (outcome.abort != 0) {
+  if (outcome.abort != 0) {
+    // Before anything about calls: a rank that has given up goes on to its next one, in the epoch of the last.
     outcome.reason = PEERSUM_GAVE_UP_ABORTED;
+  } else if (is_other_call(call, outcome.observed, static_cast<uint32_t>(awaited.flag)) ||
+             in_other_region(call, awaited)) {
+    outcome.reason = PEERSUM_GAVE_UP_MISMATCH;
   } else if (outcome.waited_ns > call.timeout_ns) {
     outcome.reason = PEERSUM_GAVE_UP_TIMEOUT;
   }

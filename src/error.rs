@@ -245,6 +245,21 @@ pub enum Error {
         device: usize,
     },
 
+    /// A capture can't become a graph.
+    #[error(
+        "{call} failed on a stream that is being captured, after {captured} all-reduces of the capture: {reason}. Nothing \
+         was launched, and the communicator is as it was: capture again on every rank, and launch no other rank's graph \
+         of this capture"
+    )]
+    CaptureFailed {
+        /// The driver's function that said so.
+        call: &'static str,
+        /// How many all-reduces had been captured when it was found.
+        captured: usize,
+        /// What is wrong with the capture.
+        reason: String,
+    },
+
     /// The stream belongs to another device or context than the communicator.
     #[error("the stream does not belong to device {device}'s primary context, which the communicator was made in")]
     ForeignStream {

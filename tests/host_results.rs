@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::{Random, Value, assert_bits, group, integer, integer_sum, references, run_ranks, wild};
+use common::{
+    Random, Value, among_others, assert_bits, group, integer, integer_sum, places, references, run_ranks, wild,
+};
 use half::{bf16, f16};
 use peersum::{
     Options, ReduceOp,
@@ -186,6 +188,31 @@ fn a_call_that_returns_ok_has_written_everything() {
     all::<f32>(0xffbe_efff);
     all::<f16>(0xfeef);
     all::<bf16>(0xffef);
+}
+
+/// A row has the same bits whatever tensor it is part of, and wherever it is there: another length takes another plan,
+/// other chunks, and another split over the ranks.
+#[test]
+fn a_row_has_the_same_bits_in_any_tensor() {
+    const ROW: usize = 7168;
+    for world in [2, 3, 4, 8] {
+        let (row, others) = (wild_inputs::<bf16>(world, ROW), wild_inputs::<bf16>(world, 3 * ROW + 5));
+        let expected = references(ReduceOp::Sum, &row);
+        for algorithm in [None].into_iter().chain(host::ALGORITHMS.map(Some)) {
+            let mut options = Options::default();
+            options.algorithm = algorithm;
+            run_ranks(group(world, &options), |rank, communicator| {
+                for rows in [1, 2, 3, 4, 5, 8, 16, 33, 64] {
+                    let mut tensor = among_others(&row[rank], &others[rank], rows);
+                    communicator.all_reduce_in_place(&mut tensor, ReduceOp::Sum).unwrap();
+                    for place in places(rows) {
+                        let what = format!("{world} ranks by {algorithm:?}, row {place} of {rows}");
+                        assert_bits(what, &tensor[place * ROW..][..ROW], &expected);
+                    }
+                }
+            });
+        }
+    }
 }
 
 /// Field case A49 (vllm-project/vllm#51292, #51290): the order of arrival showed in the result.

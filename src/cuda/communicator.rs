@@ -59,8 +59,8 @@ pub struct Communicator {
     forced: Option<Choice>,
     /// Whether the device has programmatic dependent launch.
     dependent_launch: bool,
-    /// The stream of the last call, if its grid was too large for the next to come early.
-    last_large: Option<usize>,
+    /// Where the last call went, if its grid was too large for the next to come early.
+    last_large: Option<Place>,
     last_stream: Arc<Mutex<Option<Arc<CudaStream>>>>,
     heap: Arc<Heap>,
     group: Arc<Group>,
@@ -97,8 +97,16 @@ struct Neighbours {
     behind_previous: bool,
     /// It lets the next one's blocks come while it runs.
     early: bool,
-    /// The stream, if the grid is too large for that.
-    large: Option<usize>,
+    /// Where it goes, if the grid is too large for that.
+    large: Option<Place>,
+}
+
+/// A stream, or the capture that is under way on it: the first call of one doesn't follow the last call of the other, and
+/// a capture may be thrown away.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Place {
+    stream: usize,
+    captured: bool,
 }
 
 /// What graphs keep of a rank: its group's memory, and the stream that it used last.
@@ -380,7 +388,9 @@ impl Communicator {
     ///   the stream is being captured, whenever a graph with it is launched.
     /// * Nothing else may write the input, or touch the output, meanwhile.
     /// * Two kernels of one rank must not run at the same time: a call on another stream than the last one's must be
-    ///   ordered behind it, by an event for example.
+    ///   ordered behind it, by an event for example. That goes for a call of
+    ///   [`interop::cudarc`](crate::interop::cudarc) behind this one too, which orders itself behind calls of its own
+    ///   alone.
     /// * A graph that captured this call must not run after the last communicator of the group is dropped, and not at
     ///   the same time as another call of this communicator.
     pub unsafe fn all_reduce_raw(
@@ -453,12 +463,12 @@ impl Communicator {
     /// has ended only where that was as large: then it takes the place of blocks that have ended.
     fn overlap(&self, plan: Plan, stream: sys::CUstream) -> Neighbours {
         let small = 2 * plan.blocks <= self.resident_blocks(plan.algorithm, plan.threads);
-        let stream = stream as usize;
         let on = self.dependent_launch && self.options.overlap != Overlap::Off;
+        let large = if small { None } else { place(stream) };
         Neighbours {
-            behind_previous: on && (small || self.last_large == Some(stream)),
+            behind_previous: on && (small || large.is_some() && self.last_large == large),
             early: on && small && self.options.overlap == Overlap::Early,
-            large: (!small).then_some(stream),
+            large,
         }
     }
 
@@ -528,6 +538,17 @@ impl std::fmt::Debug for Communicator {
         let devices: Vec<usize> = self.group.devices.iter().map(|device| device.ordinal).collect();
         f.debug_struct("Communicator").field("rank", &self.rank).field("devices", &devices).finish_non_exhaustive()
     }
+}
+
+/// `None` where the driver won't say.
+fn place(stream: sys::CUstream) -> Option<Place> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the caller of the raw call gives a live stream; `status` is a valid place for the answer.
+    let asked = unsafe { sys::cuStreamIsCapturing(stream, &mut status) };
+    (asked == sys::CUresult::CUDA_SUCCESS).then_some(Place {
+        stream: stream as usize,
+        captured: status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+    })
 }
 
 /// The device and those of its peers, each once, its own first.

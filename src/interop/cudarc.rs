@@ -86,6 +86,7 @@ impl Communicator {
         let count = input.len();
         let (from, _reading) = input.device_ptr(stream);
         let (to, _writing) = output.device_ptr_mut(stream);
+        self.stays_eager(stream)?;
         // SAFETY: cudarc's buffers are valid for their length, in this device's context, and the guards keep other
         // streams from writing the input or touching the output until this work is done, as `&` and `&mut` keep threads.
         // The stream is not being captured, and follows the last one that this rank used.
@@ -103,6 +104,7 @@ impl Communicator {
         self.reaches("buffer", buffer.stream(), stream)?;
         let count = buffer.len();
         let (address, _writing) = buffer.device_ptr_mut(stream);
+        self.stays_eager(stream)?;
         // SAFETY: as in `all_reduce`.
         unsafe { self.all_reduce_raw(address, address, count, T::DTYPE, op, stream.cu_stream().cast()) }
     }
@@ -117,6 +119,14 @@ impl Communicator {
         }
         follow(&self.lifeline(), stream)?;
         Ok(restored)
+    }
+
+    /// A buffer that a capture of another stream has used takes the stream that waits for it into that capture.
+    fn stays_eager(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        if stream.context().is_managing_stream_synchronization() && is_capturing(stream)? {
+            return Err(Error::Capturing { device: self.device() });
+        }
+        Ok(())
     }
 
     pub(super) fn belongs(&self, stream: &CudaStream) -> Result<()> {
@@ -155,6 +165,10 @@ fn is_capturing(stream: &CudaStream) -> Result<bool> {
 fn follow(rank: &Lifeline, stream: &Arc<CudaStream>) -> Result<()> {
     let mut last = rank.last_stream();
     if let Some(last) = last.as_ref().filter(|last| last.cu_stream() != stream.cu_stream()) {
+        // An event of a stream that is being captured would take `stream` into that capture.
+        if is_capturing(last)? {
+            return Err(Error::Capturing { device: last.context().ordinal() });
+        }
         bound(stream, "cuStreamWaitEvent", || stream.join(last))?;
     }
     *last = Some(stream.clone());
@@ -285,7 +299,8 @@ impl Buffers {
 
     /// Starts to capture what is enqueued on `stream`, these calls and any other.
     ///
-    /// The capture is thread-local: other threads go on allocating and synchronising; this one must not.
+    /// The capture is thread-local: other threads go on allocating and synchronising; this one must not, or the capture
+    /// ends in [`Error::CaptureFailed`].
     pub fn capture(mut self, stream: &Arc<CudaStream>) -> Result<Capture> {
         let _restored = Restored::new(Some(stream.context().ordinal()))?;
         let mut addresses = Vec::with_capacity(self.held.len());
@@ -300,22 +315,65 @@ impl Buffers {
         }
         stream.context().check_err().map_err(|error| driver_error(stream, "an earlier call of cudarc's", error))?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        bound(stream, "cuStreamBeginCapture", || stream.begin_capture(mode))?;
-        Ok(Capture { stream: stream.clone(), buffers: self, addresses, lifelines: Vec::new(), open: true })
+        bound(stream, "cuStreamBeginCapture", || stream.begin_capture(mode))
+            .map_err(|error| capture_failed(error, 0))?;
+        Ok(Capture { stream: stream.clone(), buffers: self, addresses, lifelines: Vec::new(), captured: 0, open: true })
     }
 }
 
-/// A capture under way. Dropping it throws the capture away.
+/// What the driver says of captures, as an error that tells that only the capture is lost.
+fn capture_failed(error: Error, captured: usize) -> Error {
+    const ABOUT_CAPTURES: [sys::CUresult; 10] = [
+        sys::CUresult::CUDA_ERROR_ILLEGAL_STATE,
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE,
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED,
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+        sys::CUresult::CUDA_ERROR_CAPTURED_EVENT,
+        sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
+    ];
+    match error {
+        Error::Driver { call, code, name, description, .. }
+            if ABOUT_CAPTURES.iter().any(|&status| status as u32 == code) =>
+        {
+            let reason = if code == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED as u32 {
+                INVALIDATED.into()
+            } else {
+                format!("{name} ({code}), {description}")
+            };
+            Error::CaptureFailed { call, captured, reason }
+        }
+        other => other,
+    }
+}
+
+const INVALIDATED: &str = "since the last of them, a call that can't be captured, such as a synchronisation or an \
+                           allocation, has invalidated the capture, and returned an error of its own";
+
+/// A capture under way. Dropping it throws the capture away: it takes nothing of a peer's, and nothing was launched.
+///
+/// A peer that launches its graph of this capture all the same waits for this rank until the timeout, and its error names
+/// it; if none does, the group goes on as if there had been no capture.
 pub struct Capture {
     stream: Arc<CudaStream>,
     buffers: Buffers,
     addresses: Vec<u64>,
     lifelines: Vec<Lifeline>,
+    /// All-reduces so far.
+    captured: usize,
     open: bool,
 }
 
 impl Capture {
     /// Captures the all-reduce of `input` into `output`; see [`Communicator::all_reduce`].
+    ///
+    /// # Errors
+    ///
+    /// As there, but for what is about streams; and [`Error::CaptureFailed`] if other calls have made the capture
+    /// impossible since the last one.
     pub fn all_reduce<T: Element>(
         &mut self,
         communicator: &mut Communicator,
@@ -324,12 +382,7 @@ impl Capture {
         op: ReduceOp,
     ) -> Result<()> {
         communicator.belongs(&self.stream)?;
-        if !is_capturing(&self.stream)? {
-            return Err(Error::System {
-                call: "cuStreamIsCapturing",
-                reason: "the capture was ended by somebody else".into(),
-            });
-        }
+        self.goes_on()?;
         let (count, outputs) = (self.buffers.get(input)?.len(), self.buffers.get(output)?.len());
         if count != outputs {
             return Err(Error::LengthMismatch { input: count, output: outputs });
@@ -337,7 +390,10 @@ impl Capture {
         let (from, to) = (self.addresses[input.index], self.addresses[output.index]);
         // SAFETY: the graph will own both buffers, which are in the stream's context, and the communicator's memory,
         // and gives access to them only between launches.
-        unsafe { communicator.all_reduce_raw(from, to, count, T::DTYPE, op, self.stream.cu_stream().cast())? };
+        let captured =
+            unsafe { communicator.all_reduce_raw(from, to, count, T::DTYPE, op, self.stream.cu_stream().cast()) };
+        captured.map_err(|error| capture_failed(error, self.captured))?;
+        self.captured += 1;
         let lifeline = communicator.lifeline();
         if !self.lifelines.iter().any(|held| held.is(&lifeline)) {
             self.lifelines.push(lifeline);
@@ -355,19 +411,33 @@ impl Capture {
         self.all_reduce(communicator, buffer, buffer, op)
     }
 
+    /// Whether the stream is still in this capture, and the capture still good.
+    fn goes_on(&self) -> Result<()> {
+        let reason = match bound(&self.stream, "cuStreamIsCapturing", || self.stream.capture_status())? {
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => return Ok(()),
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED => INVALIDATED,
+            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => "somebody else has ended the capture",
+        };
+        Err(Error::CaptureFailed { call: "cuStreamIsCapturing", captured: self.captured, reason: reason.into() })
+    }
+
     /// The stream that is captured, for other work that is to go into the graph.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
     /// Ends the capture.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::CaptureFailed`] if there is no graph, and those of the driver.
     pub fn finish(mut self) -> Result<Graph> {
+        self.goes_on()?;
         self.open = false;
         let stream = self.stream.clone();
-        let graph = bound(&stream, "cuStreamEndCapture", || stream.end_capture(sys::CUgraphInstantiate_flags(0)))?;
-        let graph = graph.ok_or_else(|| Error::System {
-            call: "cuStreamEndCapture",
-            reason: "the capture was invalidated by a call that can't be captured".into(),
+        let graph = bound(&stream, "cuStreamEndCapture", || stream.end_capture(sys::CUgraphInstantiate_flags(0)));
+        let graph = graph.map_err(|error| capture_failed(error, self.captured))?.ok_or_else(|| {
+            Error::CaptureFailed { call: "cuStreamEndCapture", captured: self.captured, reason: INVALIDATED.into() }
         })?;
         bound(&stream, "cuGraphUpload", || graph.upload())?;
         let emptied = Buffers { id: self.buffers.id, held: Vec::new() };
@@ -380,9 +450,17 @@ impl Capture {
 impl Drop for Capture {
     fn drop(&mut self) {
         if self.open {
-            let stream = self.stream.clone();
-            // The capture may be invalid already; either way the stream is out of it now.
-            let _ = bound(&stream, "cuStreamEndCapture", || stream.end_capture(sys::CUgraphInstantiate_flags(0)));
+            let Ok(_restored) = Restored::new(Some(self.stream.context().ordinal())) else { return };
+            let mut graph = std::ptr::null_mut();
+            // SAFETY: the stream and its context live, and `graph` is a valid place for the answer: a graph that nobody else
+            // has, or null where the capture was invalid. Either way the stream is out of it then.
+            unsafe {
+                let _ = sys::cuCtxSetCurrent(self.stream.context().cu_ctx());
+                let _ = sys::cuStreamEndCapture(self.stream.cu_stream(), &mut graph);
+                if !graph.is_null() {
+                    let _ = sys::cuGraphDestroy(graph);
+                }
+            }
         }
     }
 }
@@ -457,4 +535,29 @@ pub(super) fn bound<R>(
 
 fn driver_error(stream: &CudaStream, call: &'static str, DriverError(status): DriverError) -> Error {
     check(call, Some(stream.context().ordinal()), status).expect_err("cudarc returns failures only")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capture_that_fails_leaves_the_communicator_usable_and_a_fault_does_not() {
+        let failed = |status: sys::CUresult| {
+            let (name, description) = ("NAME".to_owned(), "words".to_owned());
+            let error = Error::Driver { call: "cuCall", device: Some(0), code: status as u32, name, description };
+            capture_failed(error, 7)
+        };
+        for status in [
+            sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+            sys::CUresult::CUDA_ERROR_ILLEGAL_STATE,
+        ] {
+            let error = failed(status);
+            assert!(matches!(error, Error::CaptureFailed { call: "cuCall", captured: 7, .. }), "{error}");
+            assert!(error.is_recoverable());
+        }
+        let fault = failed(sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        assert!(matches!(fault, Error::Driver { .. }) && !fault.is_recoverable());
+    }
 }

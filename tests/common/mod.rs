@@ -236,3 +236,17 @@ pub fn wild<T: Value>(seed: u64, rank: usize, count: usize) -> Vec<T> {
         })
         .collect()
 }
+
+/// A tensor of `rows` rows, with `row` at each of [`places`] and other numbers in the rest.
+pub fn among_others<T: Value>(row: &[T], others: &[T], rows: usize) -> Vec<T> {
+    let mut tensor: Vec<T> = others.iter().copied().cycle().take(rows * row.len()).collect();
+    for place in places(rows) {
+        tensor[place * row.len()..][..row.len()].copy_from_slice(row);
+    }
+    tensor
+}
+
+/// Rows of a tensor: the first, the last, and one between.
+pub fn places(rows: usize) -> [usize; 3] {
+    [0, 3.min(rows - 1), rows - 1]
+}

@@ -2,7 +2,7 @@
 
 use cudarc::driver::{DevicePtr, sys};
 use half::{bf16, f16};
-use peersum::{Algorithm, DType, Error, Options, ReduceOp, cuda::Communicator};
+use peersum::{Algorithm, DType, Error, Options, ReduceOp, cuda::Communicator, interop::cudarc::Buffers};
 
 use crate::{
     common::{Value, integer, integer_sum, wild},
@@ -155,6 +155,51 @@ fn no_elements_is_no_launch() {
         assert_eq!(rank.all_reduce_values(&[1.0f32; 10], ReduceOp::Sum), [4.0; 10]);
         rank.context.check_err().unwrap();
     });
+}
+
+/// Field case A43 (sgl-project/sglang#23609): calls without elements between others, eagerly and in graphs, and graphs of
+/// nothing else.
+#[test]
+fn no_elements_between_others() {
+    let Some(devices) = harness::devices() else { return };
+    let epochs = devices.run(4, &harness::options(), |rank| {
+        let memory = rank.bytes(1 << 19);
+        let state = rank.state(0);
+        let counts = [0, 5, 0, 0, 4096, 0, 100_001, 0];
+        let all = |rank: &mut harness::Rank| {
+            for count in counts {
+                let address = if count == 0 { 0 } else { memory.address };
+                // SAFETY: the memory has room for the largest.
+                unsafe { rank.verified_call(address, address, count, DType::F32, ReduceOp::Sum, &state).unwrap() };
+            }
+        };
+        let graph = crate::graphs::capture(rank, |rank| all(rank));
+        let of_nothing = crate::graphs::capture(rank, |rank| {
+            let stream = rank.raw_stream();
+            // SAFETY: no elements are touched.
+            unsafe { rank.communicator.all_reduce_raw(0, 0, 0, DType::F16, ReduceOp::Sum, stream).unwrap() };
+        });
+        let mut buffers = Buffers::new();
+        let empty = buffers.hold(rank.stream.null::<f32>().unwrap());
+        let mut captured = buffers.capture(&rank.stream).unwrap();
+        captured.all_reduce_in_place(&mut rank.communicator, empty, ReduceOp::Sum).unwrap();
+        let mut safe = captured.finish().unwrap();
+        rank.meet();
+        for _ in 0..10 {
+            all(rank);
+            of_nothing.launch().unwrap();
+            graph.launch().unwrap();
+            safe.launch().unwrap();
+            rank.stream.synchronize().unwrap();
+        }
+        assert_eq!(state.assert_right(rank, "no elements between others"), 20 * counts.len() as u64);
+        rank.context.check_err().unwrap();
+        let epochs = rank.communicator.epochs().unwrap();
+        rank.meet();
+        drop((graph, of_nothing, safe));
+        epochs
+    });
+    assert!(epochs.iter().all(|of_rank| *of_rank == epochs[0]));
 }
 
 /// A world of one copies, or does nothing in place.

@@ -7,11 +7,11 @@ use peersum::{DType, Error, Options, Phase, ReduceOp};
 
 use crate::harness::{self, Devices};
 
-fn impatient() -> Options {
+pub fn impatient() -> Options {
     Options::default().timeout(Duration::from_millis(300))
 }
 
-fn a_new_group_works(devices: &Devices, world: usize) {
+pub fn a_new_group_works(devices: &Devices, world: usize) {
     devices.run(world, &harness::options(), |rank| {
         let sums = rank.all_reduce_values(&[1.0f32; 5000], ReduceOp::Sum);
         assert_eq!(sums, [world as f32; 5000]);

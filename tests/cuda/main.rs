@@ -13,6 +13,7 @@ mod edges;
 mod failures;
 mod graphs;
 mod harness;
+mod overlap;
 mod stress;
 mod symmetric;
 mod values;
