@@ -310,8 +310,9 @@ impl Communicator {
         Ok(())
     }
 
-    /// The failure of the group, if there is one: of this rank or of any other. Doesn't synchronise: what a kernel that
-    /// still runs will find is not known yet.
+    /// The failure of the group, if there is one: of this rank or of any other. The first that any rank's check finds stays,
+    /// for all of them. Doesn't synchronise: what a kernel that still runs will find is not known yet. Waits for nothing but,
+    /// once for a group whose ranks differ, up to 50 ms until the other of two ranks has left its call too.
     pub fn check(&self) -> Result<()> {
         self.group.check()
     }
@@ -344,6 +345,15 @@ impl Communicator {
             check("cuMemcpyDtoH", Some(device.ordinal), status)?;
         }
         Ok(epochs)
+    }
+
+    /// Where `writer`'s flag of a half lies in this rank's memory, in the region of packets or in that of flags: for tests
+    /// that lose one.
+    #[doc(hidden)]
+    pub fn flag_address(&self, packets: bool, half: u32, block: u32, writer: u32) -> u64 {
+        let [flags, _] = &self.group.regions; // both are alike
+        let region = if packets { flags.segment_bytes() } else { 0 };
+        self.group.segments[self.rank as usize].address() + region + flags.flag(half, block, writer)
     }
 
     /// Enqueues the all-reduce of `count` elements of `dtype` at `input` into `output` on `stream`.

@@ -51,8 +51,8 @@ impl Communicator {
         Ok(Communicator::of_group(Group::new(layout(world, options)?, options)?, options))
     }
 
-    /// As [`Communicator::local`], with a fault in the protocol that a model should find.
-    #[cfg(any(loom, shuttle))]
+    /// As [`Communicator::local`], with a fault in the protocol that a model should find, or a test survive.
+    #[cfg(any(test, loom, shuttle))]
     #[cfg_attr(not(test), allow(dead_code))]
     pub(super) fn faulty(world: usize, options: &Options, fault: super::group::Fault) -> Result<Vec<Communicator>> {
         let mut group = Group::new(layout(world, options)?, options)?;
@@ -250,9 +250,9 @@ fn layout(world: usize, options: &Options) -> Result<Layout> {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use std::thread;
+    use std::{thread, time::Duration};
 
-    use super::*;
+    use super::{super::group::Fault, *};
     use crate::Algorithm;
 
     /// Field case A17 (vllm-project/vllm#43616): ranks that do the same call in different ways. Here the algorithm is all
@@ -284,6 +284,42 @@ mod tests {
                 assert_ne!(of(rank), of(peer));
                 assert_eq!((call.count(), peer_call.count()), (500, 500));
                 assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
+            }
+        }
+    }
+
+    /// Field case A21 (sgl-project/sglang#30209): an arrival that gets lost.
+    #[test]
+    fn a_lost_flag_ends_the_group_by_the_deadline() {
+        const WORLD: usize = 3;
+        let timeout = Duration::from_millis(150);
+        for algorithm in super::super::ALGORITHMS {
+            let options = Options::default().timeout(timeout).algorithm(algorithm);
+            for epoch in 1..=algorithm.rounds() {
+                let last = epoch == algorithm.rounds();
+                let fault = Fault::LostFlag { epoch, writer: 1, reader: 0 };
+                let each = |mut rank: Communicator| {
+                    let mut buffer = [1.0f32; 500];
+                    let result = rank.all_reduce_in_place(&mut buffer, ReduceOp::Sum);
+                    // Who is not told by its own wait got all it needs, and what it has is right.
+                    assert_eq!(result.is_ok(), last && rank.rank() != 0, "{result:?}");
+                    assert!(result.is_err() || buffer == [WORLD as f32; 500]);
+                    let next = rank.all_reduce_in_place(&mut buffer, ReduceOp::Sum).unwrap_err();
+                    assert_eq!(rank.check(), Err(next.clone()));
+                    assert!(result.is_ok() || result == Err(next.clone()));
+                    next
+                };
+                let started = std::time::Instant::now();
+                let errors: Vec<_> = thread::scope(|scope| {
+                    let ranks = Communicator::faulty(WORLD, &options, fault).unwrap();
+                    let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || each(rank))).collect();
+                    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+                });
+                assert!(started.elapsed() < timeout + Duration::from_secs(5));
+                assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
+                let Error::PeerTimeout { rank, peer, .. } = errors[0] else { panic!("{}", errors[0]) };
+                // Where others wait for rank 0 in turn, one of them may be the first to give up.
+                assert!((rank, peer) == (0, 1) || peer == 0, "{}", errors[0]);
             }
         }
     }
