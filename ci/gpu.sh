@@ -25,7 +25,7 @@ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | tee "$results
 devices=$(wc -l < "$results/devices.csv")
 
 PEERSUM_TEST_CALLS=$calls job tests_data 240 "$here/cuda_tests" --test-threads=1 data::
-PEERSUM_TEST_CALLS=100 job tests 240 "$here/cuda_tests" --test-threads=1 edges:: failures:: graphs:: overlap:: stress:: values::
+PEERSUM_TEST_CALLS=100 job tests 240 "$here/cuda_tests" --test-threads=1 edges:: failures:: faults:: graphs:: overlap:: stress:: symmetric:: values::
 for overlap in late off; do
   PEERSUM_TEST_OVERLAP=$overlap PEERSUM_TEST_CALLS=20 job "tests_overlap_$overlap" 120 "$here/cuda_tests" --test-threads=1 data:: graphs:: stress::
 done

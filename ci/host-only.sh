@@ -4,5 +4,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo test --package peersum --no-default-features --no-run
-cargo test --package peersum --no-default-features --lib --test host_failures --test host_results
+cargo test --package peersum --no-default-features --lib --test host_failures --test host_faults --test host_results
 cargo test --package peersum --no-default-features --doc

@@ -82,7 +82,10 @@ struct peersum_control {
   uint32_t abort;
   /* Which block of the owner writes the record: the first to change 0 to 1. */
   uint32_t claimed;
-  uint32_t reserved[30];
+  /* On the host backend, the call that the owner is in or was in last; a rank that finds another call's flag reads the
+   * peer's. On the GPU this goes into the record. */
+  uint64_t host_call[4];
+  uint32_t reserved[22];
   /* The owner's last finished epoch, by block. Nobody else reads it. */
   uint32_t epochs[PEERSUM_MAX_BLOCKS];
 };
@@ -98,7 +101,15 @@ struct peersum_record {
   uint32_t phase;
   uint32_t epoch;
   uint32_t abort; /* the abort word, if that is the reason */
-  uint32_t reserved;
+  uint32_t dtype; /* from here on to output, the call that it gave up */
+  uint32_t op;
+  uint32_t algorithm;
+  uint32_t blocks;
+  uint32_t threads;
+  uint64_t count;
+  uint64_t chunk_units;
+  uint64_t input; /* where they lie, from the start of the rank's segment, if they lie there */
+  uint64_t output;
   uint64_t expected; /* flag words */
   uint64_t observed;
   uint64_t waited_ns;
@@ -126,7 +137,8 @@ struct peersum_call {
   uint32_t vector_output; /* 1 if output is 16-byte aligned */
   uint32_t longer_blocks;
   uint32_t early; /* 1 if the next kernel of the stream may come as soon as this one has begun */
-  uint32_t reserved;
+  uint16_t dtype; /* this and the algorithm are for the record alone */
+  uint16_t algorithm;
 };
 
 #ifdef __CUDACC__

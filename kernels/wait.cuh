@@ -107,6 +107,16 @@ __device__ __forceinline__ void give_up(const peersum_call& call, const Awaited&
   record->expected = awaited.flag;
   record->observed = outcome.observed;
   record->waited_ns = outcome.waited_ns;
+  // Whatever the reason: a peer that found this rank in another call names it by this.
+  record->dtype = call.dtype;
+  record->op = call.op;
+  record->algorithm = call.algorithm;
+  record->blocks = gridDim.x;
+  record->threads = blockDim.x;
+  record->count = call.count;
+  record->chunk_units = call.chunk_units;
+  record->input = call.input - call.segments[call.rank];
+  record->output = call.output - call.segments[call.rank];
   store_release_sys(&record->state, 1u);
   fence_acq_rel_sys();
 #pragma unroll 1

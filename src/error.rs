@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use crate::{Algorithm, DType};
+use crate::{Algorithm, Call, DType};
 
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -296,16 +296,22 @@ pub enum Error {
         waited: Duration,
     },
 
-    /// A peer is in another call.
+    /// Two ranks are in different calls: of another length, type or reduction, or done in another way. Every rank of the
+    /// group gets the same two ranks and their calls, also those whose own call is neither.
     #[error(
-        "rank {rank} and rank {peer} are in different calls (block {block}, epoch {epoch}): every rank must call with \
-         the same length, type, reduction and options, in the same order. Make a new group"
+        "rank {rank} called {call}, rank {peer} {} (block {block}, epoch {epoch}): make the same calls in the same order \
+         on every rank, in a new group",
+        peer_call.map_or("another that it did not tell".into(), |call| call.to_string())
     )]
     Mismatch {
         /// The rank that noticed.
         rank: usize,
-        /// The rank whose call is another.
+        /// The call of `rank`.
+        call: Call,
+        /// The first rank that it found in another call.
         peer: usize,
+        /// The call of `peer`. `None` if it did not say in time which one that was; GPUs only.
+        peer_call: Option<Call>,
         /// The block of the call.
         block: u32,
         /// The epoch.

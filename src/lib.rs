@@ -44,7 +44,10 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Phase, Result};
 pub use op::ReduceOp;
 pub use options::{Options, Overlap};
-pub use protocol::plan::{Algorithm, Choice, Placement, Plan};
+pub use protocol::{
+    call::Call,
+    plan::{Algorithm, Choice, Placement, Plan},
+};
 
 /// Runs the examples of the README with the tests, where all of them compile.
 #[cfg(all(doctest, feature = "cuda"))]

@@ -10,8 +10,9 @@ use std::{
 };
 
 use common::{group, run_ranks};
+use half::{bf16, f16};
 use peersum::{
-    Algorithm, Error, Options, Phase, ReduceOp,
+    Algorithm, Call, DType, Element, Error, Options, Phase, ReduceOp,
     host::{self, Communicator},
 };
 
@@ -73,37 +74,99 @@ fn a_peer_that_left_is_a_timeout_and_its_memory_stays() {
     assert!(matches!(error, Error::PeerTimeout { rank: 0, peer: 1, .. }), "{error}");
 }
 
-/// Calls that differ in anything end on all ranks, well before the deadline.
+/// The call that this rank makes of so many elements.
+fn described(communicator: &Communicator, count: usize, dtype: DType, op: ReduceOp) -> Call {
+    let plan = communicator.plan(count, dtype).unwrap().expect("something to exchange");
+    Call { bytes: (count * dtype.size()) as u64, dtype, op, plan }
+}
+
+/// One rank makes another call than the rest: a mismatch on every rank, the same, with both calls, well before the
+/// deadline; and a new group works.
+fn one_rank_differs<T: Element, U: Element>(
+    world: usize,
+    options: &Options,
+    (count, op): (usize, ReduceOp),
+    (odd_count, odd_op): (usize, ReduceOp),
+) -> Error {
+    let odd = world / 2;
+    let met = Barrier::new(world);
+    let started = Instant::now();
+    let results = run_ranks(group(world, &options.clone().timeout(Duration::from_secs(60))), |rank, communicator| {
+        call(communicator, 1000).unwrap();
+        met.wait(); // else a slow rank may still be in that call when the others find that they differ
+        let result = if rank == odd {
+            communicator.all_reduce_in_place(&mut vec![U::from_f32(1.0); odd_count], odd_op)
+        } else {
+            communicator.all_reduce_in_place(&mut vec![T::from_f32(1.0); count], op)
+        };
+        let error = result.expect_err("no rank has the others' numbers");
+        assert_eq!(communicator.check(), Err(error.clone()));
+        assert_eq!(call(communicator, 1000), Err(error.clone()));
+        let calls =
+            [described(communicator, count, T::DTYPE, op), described(communicator, odd_count, U::DTYPE, odd_op)];
+        (error, calls)
+    });
+    assert!(started.elapsed() < SLACK, "{:?}", started.elapsed());
+    let (error, [common, others]) = &results[0];
+    let Error::Mismatch { rank, call, peer, peer_call: Some(peer_call), block: 0, .. } = error else {
+        panic!("{error}")
+    };
+    assert!((*rank == odd) != (*peer == odd), "{error}");
+    let of = |rank: usize| if rank == odd { others } else { common };
+    assert_eq!((call, peer_call), (of(*rank), of(*peer)), "{error}");
+    for text in [format!("rank {rank} called {call},"), format!("rank {peer} {peer_call} ")] {
+        assert!(error.to_string().contains(&text), "{error}");
+    }
+    assert!(!error.is_recoverable());
+    assert!(results.iter().all(|(each, _)| each == error), "{results:?}");
+    run_ranks(group(world, &Options::default()), |_, communicator| self::call(communicator, 1000).unwrap());
+    error.clone()
+}
+
 #[test]
-fn different_calls_are_an_error_on_every_rank() {
-    type Odd = fn(&mut Communicator) -> Result<(), Error>;
-    let odd: [(&str, Odd); 5] = [
-        ("shorter", |communicator| call(communicator, 99)),
-        ("shorter, in the same pack", |communicator| call(communicator, 997)),
-        ("longer", |communicator| call(communicator, 1 << 20)),
-        ("reduction", |communicator| communicator.all_reduce_in_place(&mut [1.0f32; 1000], ReduceOp::Max)),
-        ("type", |communicator| communicator.all_reduce_in_place(&mut vec![half::f16::ONE; 2000], ReduceOp::Sum)),
-    ];
-    for (what, odd) in odd {
+fn different_calls_are_the_same_error_on_every_rank_and_name_both() {
+    use ReduceOp::{Max, Sum};
+    for world in [2, 4, 8] {
         for algorithm in host::ALGORITHMS {
-            let options = Options::default().timeout(Duration::from_secs(60)).algorithm(algorithm);
-            let started = Instant::now();
-            let errors = run_ranks(group(3, &options), |rank, communicator| {
-                call(communicator, 1000).unwrap();
-                let result = if rank == 1 { odd(communicator) } else { call(communicator, 1000) };
-                let error = result.expect_err(what);
-                assert_eq!(communicator.check(), Err(error.clone()));
-                error
-            });
-            assert!(started.elapsed() < SLACK, "{what}: {:?}", started.elapsed());
-            let Error::Mismatch { rank, peer, block: 0, .. } = errors[0] else { panic!("{what}: {}", errors[0]) };
-            assert!((rank == 1) != (peer == 1), "{what}: {}", errors[0]);
-            assert!(errors.iter().all(|error| *error == errors[0]), "{what}: {errors:?}");
+            let options = Options::default().algorithm(algorithm);
+            let usual = (1000, Sum);
+            one_rank_differs::<f32, f32>(world, &options, usual, (99, Sum));
+            one_rank_differs::<f32, f32>(world, &options, usual, (997, Sum)); // in the same pack
+            one_rank_differs::<f32, f32>(world, &options, usual, (1 << 20, Sum)); // in more chunks
+            one_rank_differs::<f32, f32>(world, &options, usual, (1000, Max));
+            one_rank_differs::<f32, f16>(world, &options, usual, (2000, Sum)); // of the same bytes
+            one_rank_differs::<f16, bf16>(world, &options, usual, usual);
         }
     }
 }
 
-/// A rank that skips a call of no length waits for nobody, so its peers learn of it by the deadline.
+/// Field case A22 (NVIDIA/nccl#1417): different counts hang, or give a wrong tail. Those whose plans take another
+/// algorithm are among them.
+#[test]
+fn different_counts_are_told_before_any_wrong_tail() {
+    for world in [2, 4, 8] {
+        let options = Options::default();
+        one_rank_differs::<f32, f32>(world, &options, (1024, ReduceOp::Sum), (1000, ReduceOp::Sum));
+        let error = one_rank_differs::<f32, f32>(world, &options, (256, ReduceOp::Sum), (1 << 20, ReduceOp::Sum));
+        let Error::Mismatch { call, peer_call: Some(peer_call), .. } = error else { panic!("{error}") };
+        assert_ne!(call.plan.algorithm, peer_call.plan.algorithm);
+    }
+}
+
+#[test]
+fn ranks_that_all_differ_are_told_of_two() {
+    let results = run_ranks(group(4, &Options::default().timeout(Duration::from_secs(60))), |rank, communicator| {
+        call(communicator, 100 + rank).expect_err("all differ")
+    });
+    let Error::Mismatch { rank, call, peer, peer_call: Some(peer_call), .. } = results[0] else {
+        panic!("{}", results[0])
+    };
+    assert_ne!(rank, peer);
+    assert_eq!((call.count(), peer_call.count()), (100 + rank as u64, 100 + peer as u64));
+    assert!(results.iter().all(|error| *error == results[0]), "{results:?}");
+}
+
+/// Field case A22, with nothing against something. A rank that skips a call of no length waits for nobody, so its peers learn of it by the deadline.
 #[test]
 fn an_empty_call_against_a_full_one_ends_by_the_deadline() {
     let results =

@@ -182,15 +182,29 @@ impl Record {
         word.load(Ordering::Acquire) != 0
     }
 
-    /// What was written, if the rank gave up.
-    pub(crate) fn read(&self) -> Option<bindings::peersum_record> {
+    /// Whether the rank gave up.
+    pub(crate) fn has_given_up(&self) -> bool {
         // SAFETY: `state` is an aligned u32 in live memory, and the kernels write it as one.
         let state = unsafe { AtomicU32::from_ptr(ptr::addr_of_mut!((*self.address).state)) };
-        if state.load(Ordering::Acquire) == 0 {
+        state.load(Ordering::Acquire) != 0
+    }
+
+    /// What was written, if the rank gave up.
+    pub(crate) fn read(&self) -> Option<bindings::peersum_record> {
+        if !self.has_given_up() {
             return None;
         }
         // SAFETY: the kernel released `state` after it wrote the rest, and nobody writes again: the claim is kept.
         Some(unsafe { self.address.read_volatile() })
+    }
+
+    /// What was written, if the rank gives up within that time.
+    pub(crate) fn read_within(&self, patience: Duration) -> Option<bindings::peersum_record> {
+        let deadline = Instant::now() + patience;
+        while !self.has_given_up() && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        self.read()
     }
 }
 

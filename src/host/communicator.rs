@@ -20,7 +20,8 @@ use crate::{
 ///
 /// A call reduces slices in the caller's memory and returns when the output is written; the input may be reused at once.
 /// Every rank must make the same calls in the same order: the same length, type and reduction. Where they don't, or where
-/// one stays away for longer than [`Options::timeout`], every rank returns the same error, now and from then on.
+/// one stays away for longer than [`Options::timeout`], every rank returns the same error, now and from then on; a
+/// [`Error::Mismatch`] says which rank called what.
 ///
 /// A message of any length goes through staging in chunks, so a group's memory does not grow with the messages. Ranks may
 /// outnumber the cores. The slices may lie anywhere: only speed depends on their alignment.
@@ -50,8 +51,8 @@ impl Communicator {
         Ok(Communicator::of_group(Group::new(layout(world, options)?, options)?, options))
     }
 
-    /// As [`Communicator::local`], with a fault in the protocol that a model should find.
-    #[cfg(any(loom, shuttle))]
+    /// As [`Communicator::local`], with a fault in the protocol that a model should find, or a test survive.
+    #[cfg(any(test, loom, shuttle))]
     #[cfg_attr(not(test), allow(dead_code))]
     pub(super) fn faulty(world: usize, options: &Options, fault: super::group::Fault) -> Result<Vec<Communicator>> {
         let mut group = Group::new(layout(world, options)?, options)?;
@@ -187,6 +188,7 @@ impl Communicator {
         };
         let bytes = count * size_of::<T>();
         let call = Call { bytes: bytes as u64, dtype: T::DTYPE, op, plan, offsets: [0; 2] };
+        self.group.segment(self.rank).set_call(&call);
         let exchange = Exchange {
             group: &self.group,
             rank: self.rank,
@@ -252,7 +254,79 @@ fn layout(world: usize, options: &Options) -> Result<Layout> {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use super::*;
+    use std::{thread, time::Duration};
+
+    use super::{super::group::Fault, *};
+    use crate::Algorithm;
+
+    /// Field case A17 (vllm-project/vllm#43616): ranks that do the same call in different ways. Here the algorithm is all
+    /// that can differ, and no caller can make it.
+    #[test]
+    fn different_algorithms_are_a_mismatch_that_names_both() {
+        for world in [2, 4, 8] {
+            for (usual, odd) in [
+                (Algorithm::OneShot, Algorithm::TwoShot),
+                (Algorithm::TwoShotPull, Algorithm::TwoShot),
+                (Algorithm::OneShotPull, Algorithm::OneShot),
+            ] {
+                let ranks = Communicator::local(world, &Options::default()).unwrap();
+                let each = |mut rank: Communicator| {
+                    rank.force(if rank.rank() == 1 { odd } else { usual });
+                    let error = rank.all_reduce_in_place(&mut [1.0f32; 500], ReduceOp::Sum).unwrap_err();
+                    assert_eq!(rank.check(), Err(error.clone()));
+                    error
+                };
+                let errors: Vec<_> = thread::scope(|scope| {
+                    let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || each(rank))).collect();
+                    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+                });
+                let Error::Mismatch { rank, call, peer, peer_call: Some(peer_call), .. } = errors[0] else {
+                    panic!("{}", errors[0])
+                };
+                let of = |rank| if rank == 1 { odd } else { usual };
+                assert_eq!((call.plan.algorithm, peer_call.plan.algorithm), (of(rank), of(peer)), "{}", errors[0]);
+                assert_ne!(of(rank), of(peer));
+                assert_eq!((call.count(), peer_call.count()), (500, 500));
+                assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
+            }
+        }
+    }
+
+    /// Field case A21 (sgl-project/sglang#30209): an arrival that gets lost.
+    #[test]
+    fn a_lost_flag_ends_the_group_by_the_deadline() {
+        const WORLD: usize = 3;
+        let timeout = Duration::from_millis(150);
+        for algorithm in super::super::ALGORITHMS {
+            let options = Options::default().timeout(timeout).algorithm(algorithm);
+            for epoch in 1..=algorithm.rounds() {
+                let last = epoch == algorithm.rounds();
+                let fault = Fault::LostFlag { epoch, writer: 1, reader: 0 };
+                let each = |mut rank: Communicator| {
+                    let mut buffer = [1.0f32; 500];
+                    let result = rank.all_reduce_in_place(&mut buffer, ReduceOp::Sum);
+                    // Who is not told by its own wait got all it needs, and what it has is right.
+                    assert_eq!(result.is_ok(), last && rank.rank() != 0, "{result:?}");
+                    assert!(result.is_err() || buffer == [WORLD as f32; 500]);
+                    let next = rank.all_reduce_in_place(&mut buffer, ReduceOp::Sum).unwrap_err();
+                    assert_eq!(rank.check(), Err(next.clone()));
+                    assert!(result.is_ok() || result == Err(next.clone()));
+                    next
+                };
+                let started = std::time::Instant::now();
+                let errors: Vec<_> = thread::scope(|scope| {
+                    let ranks = Communicator::faulty(WORLD, &options, fault).unwrap();
+                    let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || each(rank))).collect();
+                    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+                });
+                assert!(started.elapsed() < timeout + Duration::from_secs(5));
+                assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
+                let Error::PeerTimeout { rank, peer, .. } = errors[0] else { panic!("{}", errors[0]) };
+                // Where others wait for rank 0 in turn, one of them may be the first to give up.
+                assert!((rank, peer) == (0, 1) || peer == 0, "{}", errors[0]);
+            }
+        }
+    }
 
     /// Field case A05 (lightseekorg/tokenspeed#351): algorithms that shared a counter drifted apart when they alternated.
     #[test]

@@ -214,6 +214,9 @@ impl Exchange<'_> {
         let flag = Flag { epoch: round.epoch, hash: self.hash };
         let half = self.group.flag_half(round.epoch);
         for peer in self.peers() {
+            if self.group.loses_flag(round.epoch, self.rank, peer) {
+                continue;
+            }
             self.group.segment(peer).store_flag(half, self.block, self.rank, flag, self.group.flag_order());
         }
         let wait = Wait { group: self.group, rank: self.rank, block: self.block, phase: round.phase, flag };

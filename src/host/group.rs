@@ -18,7 +18,7 @@ pub(super) struct Group {
     segments: Vec<Segment>,
     /// What the first rank that gave up, or the caller who aborted, left for all.
     failure: OnceLock<Error>,
-    #[cfg(any(loom, shuttle))]
+    #[cfg(any(test, loom, shuttle))]
     pub(super) fault: Fault,
 }
 
@@ -31,7 +31,7 @@ impl Group {
             timeout: options.timeout,
             segments,
             failure: OnceLock::new(),
-            #[cfg(any(loom, shuttle))]
+            #[cfg(any(test, loom, shuttle))]
             fault: Fault::None,
         })
     }
@@ -87,6 +87,16 @@ impl Group {
         call::parity(epoch)
     }
 
+    /// Whether the flag of round `epoch` from `writer` to `reader` gets lost on the way.
+    pub(super) fn loses_flag(&self, epoch: u32, writer: u32, reader: u32) -> bool {
+        #[cfg(all(test, not(any(loom, shuttle))))]
+        if self.fault == (Fault::LostFlag { epoch, writer, reader }) {
+            return true;
+        }
+        let _ = (epoch, writer, reader);
+        false
+    }
+
     /// The order of the store that hands a round over.
     pub(super) fn flag_order(&self) -> Ordering {
         #[cfg(loom)]
@@ -97,13 +107,21 @@ impl Group {
     }
 }
 
-/// What a model leaves out, to show that it would notice.
-#[cfg(any(loom, shuttle))]
+/// What a model leaves out, to show that it would notice; and what a test breaks, to see that it ends well.
+#[cfg(any(test, loom, shuttle))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     None,
+    #[cfg(any(loom, shuttle))]
     OneHalfOfSlots,
+    #[cfg(any(loom, shuttle))]
     OneHalfOfFlags,
     #[cfg(loom)]
     RelaxedFlag,
+    #[cfg(not(any(loom, shuttle)))]
+    LostFlag {
+        epoch: u32,
+        writer: u32,
+        reader: u32,
+    },
 }

@@ -5,7 +5,11 @@ use std::mem::offset_of;
 use super::sync::{AtomicU32, AtomicU64, Held, Memory, Ordering};
 use crate::{
     Result,
-    protocol::{bindings::peersum_control, call::Flag, layout::Layout},
+    protocol::{
+        bindings::peersum_control,
+        call::{self, Call, Flag},
+        layout::Layout,
+    },
 };
 
 /// The segment of one rank.
@@ -36,6 +40,20 @@ impl Segment {
     /// For the owner alone.
     pub(super) fn set_epoch(&self, block: u32, epoch: u32) {
         self.memory.word_32(epoch_offset(block)).store(epoch, Ordering::Relaxed);
+    }
+
+    /// Leaves which call the owner is in, before it releases a flag of it. For the owner alone.
+    pub(super) fn set_call(&self, call: &Call) {
+        for (index, word) in call.words().into_iter().enumerate() {
+            self.memory.word_64(call_offset(index)).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// The call that the owner is in. For the owner, or for who has acquired a flag of that call which it does not answer:
+    /// then the owner stays in that call until the group ends.
+    pub(super) fn call(&self) -> Option<Call> {
+        let word = |index| self.memory.word_64(call_offset(index)).load(Ordering::Relaxed);
+        Call::from_words(std::array::from_fn(word))
     }
 
     /// What ended the group: 0, or 1 + the rank that gave up, or `PEERSUM_ABORT_BY_HOST`.
@@ -103,7 +121,18 @@ fn epoch_offset(block: u32) -> u64 {
     (offset_of!(peersum_control, epochs) + block as usize * size_of::<u32>()) as u64
 }
 
-/// Where the words of the control lie that this backend uses.
+fn call_offset(index: usize) -> u64 {
+    debug_assert!(index < call::WORDS);
+    (offset_of!(peersum_control, host_call) + index * size_of::<u64>()) as u64
+}
+
+/// Where the words of 8 bytes of the control lie that this backend uses.
+#[cfg(any(loom, shuttle))]
+pub(super) fn control_words_64() -> impl Iterator<Item = u64> {
+    (0..call::WORDS).map(call_offset)
+}
+
+/// Where those of 4 bytes lie.
 #[cfg(any(loom, shuttle))]
 pub(super) fn control_words(layout: &Layout) -> impl Iterator<Item = u64> {
     let epochs = (0..layout.max_blocks).map(epoch_offset);

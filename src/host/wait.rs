@@ -55,13 +55,15 @@ impl Wait<'_> {
                 }
                 sync::yield_now();
             }
-            self.group.check(self.rank)?;
+            let ended = self.group.check(self.rank);
             let waited = started.elapsed();
-            if waited >= self.group.timeout {
-                // The peer may have come since the last poll, or this thread may have slept in between.
+            if ended.is_err() || waited >= self.group.timeout {
+                // The peer may have come since the last poll, or this thread may have slept in between; and others may have
+                // done this round and failed in a later one.
                 if self.poll(peer)? {
                     return Ok(());
                 }
+                ended?;
                 return Err(self.group.give_up(
                     self.rank,
                     Error::PeerTimeout {
@@ -86,16 +88,20 @@ impl Wait<'_> {
             return Ok(true);
         }
         match Flag::from_word(word) {
-            Some(observed) if observed.epoch == self.flag.epoch => Err(self.group.give_up(
-                self.rank,
-                Error::Mismatch {
-                    rank: self.rank as usize,
-                    peer: peer as usize,
-                    block: self.block,
-                    epoch: self.flag.epoch,
-                },
-            )),
+            Some(observed) if observed.epoch == self.flag.epoch => Err(self.mismatch(peer)),
             _ => Ok(false),
         }
+    }
+
+    #[cold]
+    fn mismatch(&self, peer: u32) -> Error {
+        let Some(call) = self.group.segment(self.rank).call() else {
+            unreachable!("a call is left in the segment before its first round")
+        };
+        // The peer can't have gone on to a later one: it waits for a flag of this epoch with its hash, in vain.
+        let peer_call = self.group.segment(peer).call();
+        let (rank, peer) = (self.rank as usize, peer as usize);
+        let error = Error::Mismatch { rank, call, peer, peer_call, block: self.block, epoch: self.flag.epoch };
+        self.group.give_up(self.rank, error)
     }
 }

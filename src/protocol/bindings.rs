@@ -38,16 +38,18 @@ pub const PEERSUM_HASH_SHIFT: u32 = 32;
 pub struct peersum_control {
     pub abort: u32,
     pub claimed: u32,
-    pub reserved: [u32; 30usize],
+    pub host_call: [u64; 4usize],
+    pub reserved: [u32; 22usize],
     pub epochs: [u32; 64usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of peersum_control"][::core::mem::size_of::<peersum_control>() - 384usize];
-    ["Alignment of peersum_control"][::core::mem::align_of::<peersum_control>() - 4usize];
+    ["Alignment of peersum_control"][::core::mem::align_of::<peersum_control>() - 8usize];
     ["Offset of field: peersum_control::abort"][::core::mem::offset_of!(peersum_control, abort) - 0usize];
     ["Offset of field: peersum_control::claimed"][::core::mem::offset_of!(peersum_control, claimed) - 4usize];
-    ["Offset of field: peersum_control::reserved"][::core::mem::offset_of!(peersum_control, reserved) - 8usize];
+    ["Offset of field: peersum_control::host_call"][::core::mem::offset_of!(peersum_control, host_call) - 8usize];
+    ["Offset of field: peersum_control::reserved"][::core::mem::offset_of!(peersum_control, reserved) - 40usize];
     ["Offset of field: peersum_control::epochs"][::core::mem::offset_of!(peersum_control, epochs) - 128usize];
 };
 #[repr(C)]
@@ -62,14 +64,22 @@ pub struct peersum_record {
     pub phase: u32,
     pub epoch: u32,
     pub abort: u32,
-    pub reserved: u32,
+    pub dtype: u32,
+    pub op: u32,
+    pub algorithm: u32,
+    pub blocks: u32,
+    pub threads: u32,
+    pub count: u64,
+    pub chunk_units: u64,
+    pub input: u64,
+    pub output: u64,
     pub expected: u64,
     pub observed: u64,
     pub waited_ns: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of peersum_record"][::core::mem::size_of::<peersum_record>() - 64usize];
+    ["Size of peersum_record"][::core::mem::size_of::<peersum_record>() - 112usize];
     ["Alignment of peersum_record"][::core::mem::align_of::<peersum_record>() - 8usize];
     ["Offset of field: peersum_record::abort_requested"]
         [::core::mem::offset_of!(peersum_record, abort_requested) - 0usize];
@@ -81,10 +91,18 @@ const _: () = {
     ["Offset of field: peersum_record::phase"][::core::mem::offset_of!(peersum_record, phase) - 24usize];
     ["Offset of field: peersum_record::epoch"][::core::mem::offset_of!(peersum_record, epoch) - 28usize];
     ["Offset of field: peersum_record::abort"][::core::mem::offset_of!(peersum_record, abort) - 32usize];
-    ["Offset of field: peersum_record::reserved"][::core::mem::offset_of!(peersum_record, reserved) - 36usize];
-    ["Offset of field: peersum_record::expected"][::core::mem::offset_of!(peersum_record, expected) - 40usize];
-    ["Offset of field: peersum_record::observed"][::core::mem::offset_of!(peersum_record, observed) - 48usize];
-    ["Offset of field: peersum_record::waited_ns"][::core::mem::offset_of!(peersum_record, waited_ns) - 56usize];
+    ["Offset of field: peersum_record::dtype"][::core::mem::offset_of!(peersum_record, dtype) - 36usize];
+    ["Offset of field: peersum_record::op"][::core::mem::offset_of!(peersum_record, op) - 40usize];
+    ["Offset of field: peersum_record::algorithm"][::core::mem::offset_of!(peersum_record, algorithm) - 44usize];
+    ["Offset of field: peersum_record::blocks"][::core::mem::offset_of!(peersum_record, blocks) - 48usize];
+    ["Offset of field: peersum_record::threads"][::core::mem::offset_of!(peersum_record, threads) - 52usize];
+    ["Offset of field: peersum_record::count"][::core::mem::offset_of!(peersum_record, count) - 56usize];
+    ["Offset of field: peersum_record::chunk_units"][::core::mem::offset_of!(peersum_record, chunk_units) - 64usize];
+    ["Offset of field: peersum_record::input"][::core::mem::offset_of!(peersum_record, input) - 72usize];
+    ["Offset of field: peersum_record::output"][::core::mem::offset_of!(peersum_record, output) - 80usize];
+    ["Offset of field: peersum_record::expected"][::core::mem::offset_of!(peersum_record, expected) - 88usize];
+    ["Offset of field: peersum_record::observed"][::core::mem::offset_of!(peersum_record, observed) - 96usize];
+    ["Offset of field: peersum_record::waited_ns"][::core::mem::offset_of!(peersum_record, waited_ns) - 104usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -108,7 +126,8 @@ pub struct peersum_call {
     pub vector_output: u32,
     pub longer_blocks: u32,
     pub early: u32,
-    pub reserved: u32,
+    pub dtype: u16,
+    pub algorithm: u16,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -133,5 +152,6 @@ const _: () = {
     ["Offset of field: peersum_call::vector_output"][::core::mem::offset_of!(peersum_call, vector_output) - 160usize];
     ["Offset of field: peersum_call::longer_blocks"][::core::mem::offset_of!(peersum_call, longer_blocks) - 164usize];
     ["Offset of field: peersum_call::early"][::core::mem::offset_of!(peersum_call, early) - 168usize];
-    ["Offset of field: peersum_call::reserved"][::core::mem::offset_of!(peersum_call, reserved) - 172usize];
+    ["Offset of field: peersum_call::dtype"][::core::mem::offset_of!(peersum_call, dtype) - 172usize];
+    ["Offset of field: peersum_call::algorithm"][::core::mem::offset_of!(peersum_call, algorithm) - 174usize];
 };

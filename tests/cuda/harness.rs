@@ -53,7 +53,7 @@ pub fn options() -> Options {
 
 /// The streams of the ranks, made once: streams that are made for every group come to share hardware queues, and ranks
 /// whose streams do wait for each other.
-fn stream(device: usize, rank: usize) -> Arc<CudaStream> {
+pub fn stream(device: usize, rank: usize) -> Arc<CudaStream> {
     static STREAMS: Mutex<BTreeMap<usize, Vec<Arc<CudaStream>>>> = Mutex::new(BTreeMap::new());
     let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
     let of_device = streams.entry(device).or_insert_with(|| {

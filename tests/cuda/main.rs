@@ -11,6 +11,7 @@ mod common;
 mod data;
 mod edges;
 mod failures;
+mod faults;
 mod graphs;
 mod harness;
 mod overlap;

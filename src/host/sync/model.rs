@@ -40,7 +40,8 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     pub(in crate::host) fn new(layout: &Layout) -> Result<Memory> {
-        let mut words_64 = HashMap::new();
+        let control = crate::host::segment::control_words_64();
+        let mut words_64: HashMap<_, _> = control.map(|offset| (offset, AtomicU64::new(0))).collect();
         for parity in 0..2 {
             for block in 0..layout.max_blocks {
                 for writer in 0..layout.world {
