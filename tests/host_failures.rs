@@ -77,7 +77,7 @@ fn a_peer_that_left_is_a_timeout_and_its_memory_stays() {
 /// The call that this rank makes of so many elements.
 fn described(communicator: &Communicator, count: usize, dtype: DType, op: ReduceOp) -> Call {
     let plan = communicator.plan(count, dtype).unwrap().expect("something to exchange");
-    Call { bytes: (count * dtype.size()) as u64, dtype, op, plan }
+    Call { bytes: (count * dtype.size()) as u64, dtype, op, plan, offsets: [0; 2] }
 }
 
 /// One rank makes another call than the rest: a mismatch on every rank, the same, with both calls, well before the
