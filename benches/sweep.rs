@@ -116,7 +116,8 @@ fn sweep(world: usize) {
 
 /// Grids as far as they can be resident: with one packet or two a thread, or with one to sixteen packs.
 fn choices(bytes: usize, world: usize) -> Vec<Choice> {
-    let most_blocks = (256 / world).min(64);
+    // Of a GPU that all ranks share; more are tried where each has its own.
+    let most_blocks = (128 / world).min(64);
     let long = bytes >= 4 << 20;
     let mut choices = Vec::new();
     for algorithm in Algorithm::ALL {

@@ -128,6 +128,16 @@ __device__ __forceinline__ void have(const Even&... numbers) {
   if (bits == ~0u) __trap();
 }
 
+// The same number, which the compiler can't compute again from what it came from.
+__device__ __forceinline__ uint64_t keep(uint64_t number) {
+  asm volatile("" : "+l"(number));
+  return number;
+}
+__device__ __forceinline__ uint32_t keep(uint32_t number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
 // Programmatic dependent launch (compute capability 9.0 and later; before it kernels simply follow one another).
 //
 // Waits until the kernel before this one in the stream has finished and what it wrote is visible. Nothing of the caller's

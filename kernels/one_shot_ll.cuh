@@ -27,26 +27,37 @@ __device__ __forceinline__ void reduce_payload(const peersum_call& call, const T
 }
 
 // The whole message, where no thread has more than kAtOnce packets.
+//
+// Among more than four ranks a rank stores its packets for itself too, and polls them: then all sources are alike, which
+// costs less than telling its own from the others.
 template <typename T, typename Op, int N, int kAtOnce>
 __device__ __forceinline__ void one_shot_ll_short(const peersum_call& call) {
+  constexpr bool kToItself = N > 4;
+  constexpr int kReceivers = kToItself ? N : N - 1;
   PacketBlock<N> block(call);
   const Tensor<T> input(call.input, call.count, call.vector_input);
   const Tensor<T> output(call.output, call.count, call.vector_output);
   const uint64_t start = block_start(call, blockIdx.x) + threadIdx.x;
-  const uint32_t length = block_length(call, blockIdx.x);
+  const uint32_t length = static_cast<uint32_t>(block_length(call, blockIdx.x));
+  const auto has = [&](uint32_t u) { return threadIdx.x + u * blockDim.x < length; };
   // All places, in the first half: before the wait for the kernel before this one, which they don't need.
-  const uint64_t own_place = threadIdx.x * sizeof(Pack);
-  uint64_t to[N - 1], from[N];
+  uint64_t to[kReceivers], from[N];
 #pragma unroll
-  for (uint32_t step = 1; step < N; step++) {
+  for (uint32_t step = 1; step <= kReceivers; step++) {
     const uint32_t peer = call.rank + step < N ? call.rank + step : call.rank + step - N;
-    to[step - 1] = block.first_slot(peer, call.rank) + own_place;
+    to[step - 1] = block.first_slot(peer, call.rank) + threadIdx.x * sizeof(Pack);
+    have(to[step - 1]);
   }
+  const uint32_t polled = has(0) ? threadIdx.x : 0;  // a thread without a packet may watch all the same
 #pragma unroll
-  for (uint32_t source = 0; source < N; source++) from[source] = block.first_slot(call.rank, source) + own_place;
+  for (uint32_t source = 0; source < N; source++) {
+    from[source] = block.first_slot(call.rank, source) + polled * sizeof(Pack);
+    have(from[source]);
+  }
   const bool watches = threadIdx.x < N && threadIdx.x != call.rank;
   const uint32_t watched = watches ? threadIdx.x : call.rank;
-  uint64_t announced = block.first_line(watched, call.rank), awaited = block.first_line(call.rank, watched);
+  const uint64_t announced = block.first_line(watched, call.rank), awaited = block.first_line(call.rank, watched);
+  have(announced, awaited);
   typename Tensor<T>::Payload input_places[kAtOnce], output_places[kAtOnce];
 #pragma unroll
   for (uint32_t u = 0; u < kAtOnce; u++) {
@@ -54,12 +65,6 @@ __device__ __forceinline__ void one_shot_ll_short(const peersum_call& call) {
     output_places[u] = output.payload(start + u * blockDim.x);
     have(input_places[u].words, input_places[u].plain, output_places[u].words, output_places[u].plain);
   }
-#pragma unroll
-  for (uint32_t step = 1; step < N; step++) have(to[step - 1]);
-#pragma unroll
-  for (uint32_t source = 0; source < N; source++) have(from[source]);
-  have(announced, awaited);
-  const auto has = [&](uint32_t u) { return threadIdx.x + u * blockDim.x < length; };
   begin_call(call);
   block.begin();
   Pack own[kAtOnce];
@@ -72,20 +77,29 @@ __device__ __forceinline__ void one_shot_ll_short(const peersum_call& call) {
   for (uint32_t u = 0; u < kAtOnce; u++) {
     if (!has(u)) break;
 #pragma unroll
-    for (uint32_t step = 1; step < N; step++) block.store(block.in_half(to[step - 1]) + u * blockDim.x, own[u]);
+    for (uint32_t step = 1; step <= kReceivers; step++) block.store(block.in_half(to[step - 1]) + u * blockDim.x, own[u]);
   }
   if (watches) block.announce(announced);
   bool arrived = true;
   if (has(0) || watches) {
     Pack packets[kAtOnce * N];
+    const uint32_t all = has(0) ? ~0u : 0;
     arrived = block.poll(
         packets, block.epoch(), PEERSUM_PHASE_EXCHANGE, block.watch(watches, awaited, watched),
         [&](uint32_t j) { return block.in_half(from[j % N]) + j / N * blockDim.x; }, [](uint32_t j) { return j % N; },
-        [&](uint32_t j) { return has(j / N); }, [&](uint32_t j) { return j % N != call.rank; });
+        [&](uint32_t j) { return j < N || has(j / N); },
+        [&](uint32_t j) { return kToItself || j % N != call.rank ? all : 0; });
 #pragma unroll
     for (uint32_t u = 0; u < kAtOnce; u++) {
       if (!arrived || !has(u)) break;
-      reduce_payload<T, Op, N>(call, output, output_places[u], own[u], packets + u * N);
+      if (kToItself) {
+        Pack gathered[N];
+#pragma unroll
+        for (uint32_t source = 0; source < N; source++) gathered[source] = packets[u * N + source];
+        output.store_payload(output_places[u], reduce<T, Op, N, kPayloadWords>(gathered, call.op));
+      } else {
+        reduce_payload<T, Op, N>(call, output, output_places[u], own[u], packets + u * N);
+      }
     }
   }
   if (block.conclude(arrived)) block.finish();
@@ -131,7 +145,7 @@ __device__ __forceinline__ void one_shot_ll_long(const peersum_call& call) {
       arrived = block.poll(
           packets, block.epoch(), PEERSUM_PHASE_EXCHANGE, block.watch(watching, block.first_line(call.rank, threadIdx.x), threadIdx.x),
           [&](uint32_t j) { return slots[j % N] + base + j / N * blockDim.x; }, [](uint32_t j) { return j % N; },
-          [&](uint32_t j) { return has(j / N); }, [&](uint32_t j) { return j % N != call.rank; });
+          [&](uint32_t j) { return has(j / N); }, [&](uint32_t j) { return j % N != call.rank ? ~0u : 0; });
       if (!arrived) break;
 #pragma unroll
       for (uint32_t u = 0; u < kAtOnce; u++) {

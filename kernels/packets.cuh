@@ -59,27 +59,37 @@ class PacketBlock : public Rounds<N> {
     store_packet_relaxed_sys(to, Pack{{payload.words[0], payload.words[1], payload.words[2], epoch_}});
   }
 
-  // Loads kCount packets of a round until all that count have its epoch: packet i is at from(i), written by peer(i), loaded
-  // if loads(i), and counts if awaits(i), which may leave out the rank's own. False if it gave up.
-  template <int kCount, typename From, typename Peer, typename Loads, typename Awaits>
-  __device__ bool poll(Pack (&packets)[kCount], uint32_t epoch, uint32_t phase, const Watch& watch, const From& from,
-                       const Peer& peer, const Loads& loads, const Awaits& awaits) const {
+  // Loads kCount packets of a round until all that count have its epoch: packet i is at place(i), written by peer(i), loaded
+  // if loads(i), and counts unless mask(i) is 0 (else it is ~0), as for the rank's own. False if it gave up.
+  template <int kCount, typename Place, typename Peer, typename Loads, typename Mask>
+  __device__ bool poll(Pack (&packets)[kCount], uint32_t epoch, uint32_t phase, const Watch& watch, const Place& place,
+                       const Peer& peer, const Loads& loads, const Mask& mask) const {
+    // Kept, not computed again in each turn, which would part the loads from each other.
+    uint64_t places[kCount];
+    uint32_t masks[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; i++) {
+      places[i] = keep(reinterpret_cast<uint64_t>(place(i)));
+      masks[i] = mask(i);
+    }
     uint64_t started = 0;
     for (uint32_t spins = 1;; spins++) {
       // All of them again, also those that have come: loads that depend on earlier ones would not go out together.
 #pragma unroll
       for (int i = 0; i < kCount; i++) {
-        if (loads(i)) packets[i] = load_packet_relaxed_sys(from(i));
+        if (loads(i)) packets[i] = load_packet_relaxed_sys(global<Pack>(places[i]));
       }
-      bool arrived = watch.flag == nullptr || load_relaxed_sys(watch.flag) == watch.awaited;
+      uint32_t late = 0;
 #pragma unroll
-      for (int i = 0; i < kCount; i++) arrived = arrived & ((packets[i].words[3] == epoch) | !(loads(i) & awaits(i)));
-      if (arrived) return true;
+      for (int i = 0; i < kCount; i++) late |= loads(i) ? (packets[i].words[3] ^ epoch) & masks[i] : 0;
+      if (watch.flag != nullptr && load_relaxed_sys(watch.flag) != watch.awaited) late = 1;
+      if (late == 0) return true;
       if (spins % kSpinsBetweenLooks != 0 && abort_ == 0) continue;
+      const uint32_t wanted = keep(epoch);  // nor are the comparisons kept for this
       uint32_t missing = watch.peer;
 #pragma unroll
       for (int i = kCount - 1; i >= 0; i--) {
-        if (loads(i) && awaits(i) && packets[i].words[3] != epoch) missing = peer(i);
+        if (loads(i) && ((packets[i].words[3] ^ wanted) & masks[i]) != 0) missing = peer(i);
       }
       const uint64_t flag = static_cast<uint64_t>(call_.hash) << PEERSUM_HASH_SHIFT | epoch;
       const Awaited awaited{this->region_, missing, blockIdx.x, phase, flag};

@@ -60,7 +60,7 @@ __device__ __forceinline__ void two_shot_ll(const peersum_call& call) {
       arrived = block.poll(
           packets, scattered, PEERSUM_PHASE_REDUCE_SCATTER, block.watch(false, 0, call.rank), [&](uint32_t source) { return slots[source] + i; },
           [](uint32_t source) { return source; }, [](uint32_t) { return true; },
-          [&](uint32_t source) { return source != call.rank; });
+          [&](uint32_t source) { return source != call.rank ? ~0u : 0; });
       if (!arrived) break;
       if (i == 0) {
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ __forceinline__ void two_shot_ll(const peersum_call& call) {
         arrived = block.poll(
             packets, block.epoch(), PEERSUM_PHASE_ALL_GATHER, block.watch(base == 0, awaited, peer),
             [&](uint32_t u) { return slot + base + u * team_threads; }, [&](uint32_t) { return peer; },
-            [&](uint32_t u) { return base + u * team_threads < part; }, [](uint32_t) { return true; });
+            [&](uint32_t u) { return base + u * team_threads < part; }, [](uint32_t) { return ~0u; });
         if (!arrived) break;
 #pragma unroll
         for (uint32_t u = 0; u < kMoves; u++) {

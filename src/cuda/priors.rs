@@ -24,7 +24,13 @@ pub(crate) fn choose(bytes: u64, world: u32, placement: Placement) -> Choice {
         5 | 6 => 64 * KIB,
         _ => 32 * KIB,
     };
-    let direct = if world <= 2 && Algorithm::OneShotDirect.serves(placement) && bytes <= MIB {
+    // A one-shot reads more bytes than a two-shot, and pays for no fence.
+    let one_shot_direct_up_to = match world {
+        0..=2 => MIB,
+        3 | 4 => 256 * KIB,
+        _ => 0,
+    };
+    let direct = if bytes <= one_shot_direct_up_to && Algorithm::OneShotDirect.serves(placement) {
         Algorithm::OneShotDirect
     } else {
         Algorithm::TwoShotDirect
@@ -41,19 +47,34 @@ pub(crate) fn choose(bytes: u64, world: u32, placement: Placement) -> Choice {
     } else {
         Algorithm::TwoShotPull
     };
-    let (threads, blocks) = match algorithm {
-        Algorithm::OneShotLl => packet_a_thread(bytes.div_ceil(algorithm.unit_bytes()), world),
-        _ => (512, bytes.div_ceil(512 * 16)),
+    let units = bytes.div_ceil(algorithm.unit_bytes());
+    let (blocks, threads) = match algorithm {
+        Algorithm::OneShotLl => one_packet_a_thread_or_two(units, world),
+        Algorithm::OneShotDirect => few_packs_a_thread(units, world),
+        Algorithm::TwoShotDirect => few_packs_a_thread(units.div_ceil(u64::from(world)), world),
+        _ => (bytes.div_ceil(512 * 16), 512),
     };
     Choice { algorithm, blocks: blocks.clamp(1, 64) as u32, threads: threads as u32 }
 }
 
-/// A packet a thread where blocks can be small enough for the next call's to come early beside them, of all ranks that may
-/// share a GPU of 132 multiprocessors.
-fn packet_a_thread(packets: u64, world: u32) -> (u64, u64) {
-    let most_blocks = u64::from(66 / world.max(1)).clamp(1, 32);
-    let threads = packets.div_ceil(most_blocks).next_multiple_of(32).clamp(128, 512);
-    (threads, packets.div_ceil(threads))
+/// The most blocks beside which the next call's may come early, of all ranks that may share a GPU of 132 multiprocessors.
+fn small_grid(world: u32) -> u64 {
+    u64::from(66 / world.max(1)).clamp(1, 32)
+}
+
+/// Blocks and threads for the short form of the one-shot by packets, as far as it goes.
+fn one_packet_a_thread_or_two(packets: u64, world: u32) -> (u64, u64) {
+    let least = if world <= 2 { 128 } else { 64 };
+    let a_thread = if packets > 512 * small_grid(world) { 2 } else { 1 };
+    let threads = packets.div_ceil(a_thread * small_grid(world)).next_multiple_of(32).clamp(least, 512);
+    (packets.div_ceil(a_thread * threads), threads)
+}
+
+/// Blocks and threads for as many packs a thread as the direct kernels have under way, or more.
+fn few_packs_a_thread(packs: u64, world: u32) -> (u64, u64) {
+    let a_thread = if world <= 2 { 4 } else { 2 };
+    let threads = packs.div_ceil(a_thread * small_grid(world)).next_multiple_of(32).clamp(128, 512);
+    (packs.div_ceil(a_thread * threads), threads)
 }
 
 #[cfg(test)]
