@@ -22,7 +22,7 @@ namespace peersum {
 
 template <typename T, typename Op, int N, bool kTwoShot>
 __device__ __forceinline__ void direct(const peersum_call& call) {
-  constexpr int kAtOnce = N <= 2 ? 4 : 2;
+  constexpr int kAtOnce = N <= 4 ? 4 : 2;
   constexpr int kOutputs = kTwoShot ? N : 1;
   Block<N> block(call);
   // The same offset in every rank's segment, as the hash of the call makes sure. Outputs from rank + 1 on, so that ranks don't

@@ -10,7 +10,8 @@
  *   staging   | [2 parities][max_blocks][world] slots of slot_bytes
  *
  * A round of block b is one exchange: every rank fills slots of half (epoch & 1), then releases its flag of that half to
- * every peer, then acquires every peer's. One-shot takes one round a chunk, two-shot two.
+ * every peer, then acquires every peer's. One-shot takes one round a chunk, two-shot two, or by flags on the GPU one more
+ * than there are chunks.
  *
  * On the GPU a segment holds two such regions, one behind the other: what LL packets were stored in must never hold
  * anything else, since a packet's own word says whether it has come. Each has its own epochs; the abort word and the
@@ -125,7 +126,7 @@ struct peersum_call {
   uint64_t slot_bytes;  /* a multiple of PEERSUM_LINE_BYTES */
   uint64_t block_units; /* units of each block; the first `longer_blocks` have one more (peersum_split_start). A unit is
                            a pack, for LL the payload of a packet */
-  uint64_t chunk_units; /* units that a block moves in one round (one-shot) or two (two-shot) */
+  uint64_t chunk_units; /* units of a chunk: what a block moves in one round (one-shot) or two (two-shot) */
   uint64_t timeout_ns;
   uint64_t record; /* struct peersum_record* of this rank */
   uint32_t rank;

@@ -111,7 +111,8 @@ impl Algorithm {
         }
     }
 
-    /// Rounds that a chunk takes; a call, if it is direct.
+    /// Rounds that a call of one chunk takes. On GPUs a two-shot by flags takes one more for each further chunk, since the
+    /// second half of a chunk goes with the first half of the next; all others take as many again.
     pub const fn rounds(self) -> u32 {
         match self {
             Algorithm::OneShot | Algorithm::OneShotPull | Algorithm::OneShotLl => 1,
@@ -120,7 +121,7 @@ impl Algorithm {
         }
     }
 
-    /// Rounds that a chunk takes by LL packets, which count epochs of their own; the rest are by flags.
+    /// Those of them that go by LL packets, which count epochs of their own; the rest are by flags.
     pub const fn packet_rounds(self) -> u32 {
         match self {
             Algorithm::OneShotLl => 1,
@@ -140,15 +141,16 @@ impl Algorithm {
     /// The most bytes of a message that one block can move in one chunk: the gate and the kernels both use it. `None` if
     /// nothing goes through slots, and there are no chunks.
     ///
-    /// One-shot hands the whole chunk to every peer's slot. Two-shot hands each peer its part, and the pulls stage the
-    /// chunk in the rank's own slots of the half, which lie side by side.
+    /// One-shot hands the whole chunk to every peer's slot. Two-shot hands each peer its part, and beside it the reduced part
+    /// of the chunk before. The pulls stage the chunk in the rank's own slots of the half, which lie side by side.
     pub fn chunk_capacity(self, layout: &Layout) -> Option<u64> {
         let payload = layout.slot_bytes / PACK_BYTES * u64::from(bindings::PEERSUM_LL_PAYLOAD_BYTES);
         match self {
             Algorithm::OneShot => Some(layout.slot_bytes),
-            Algorithm::TwoShot | Algorithm::OneShotPull | Algorithm::TwoShotPull => {
-                Some(layout.slot_bytes * u64::from(layout.world))
-            }
+            Algorithm::OneShotPull => Some(layout.slot_bytes * u64::from(layout.world)),
+            // Half a slot for each half of the algorithm, which overlap; of a pull the last slot for the second.
+            Algorithm::TwoShot => Some(layout.slot_bytes / 2 * u64::from(layout.world)),
+            Algorithm::TwoShotPull => Some(layout.slot_bytes * u64::from(layout.world.saturating_sub(1).max(1))),
             // A packet takes a pack of the slot.
             Algorithm::OneShotLl => Some(payload),
             Algorithm::TwoShotLl => Some(payload * u64::from(layout.world)),
@@ -263,6 +265,12 @@ pub fn plan(
     let unit_bytes = choice.algorithm.unit_bytes();
     let whole_block = || units.div_ceil(u64::from(blocks)) * unit_bytes;
     let chunk_bytes = choice.algorithm.chunk_capacity(layout).unwrap_or_else(whole_block);
+    if choice.algorithm.is_direct() && chunk_bytes > u64::from(u32::MAX) * unit_bytes {
+        return Err(Error::AlgorithmUnavailable {
+            algorithm: choice.algorithm,
+            reason: format!("{blocks} blocks would have more than 64 GiB each to reduce"),
+        });
+    }
     debug_assert!(chunk_bytes > 0 && chunk_bytes.is_multiple_of(unit_bytes));
     Ok(Plan { algorithm: choice.algorithm, blocks, threads: choice.threads, chunk_bytes })
 }
