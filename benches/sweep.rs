@@ -2,7 +2,8 @@
 //!
 //! All ranks run on device 0 unless `PEERSUM_SWEEP_DEVICES` lists others. Every rank's calls are captured in one CUDA
 //! graph, 100 or 10 by size, on a stream of its own, and all graphs are launched together; in rounds over the candidates, so that
-//! drift hits all alike. Prints CSV: kernel,blocks,threads,ranks,bytes,median_us,min_us,wrong.
+//! drift hits all alike. Prints CSV: kernel,blocks,threads,ranks,bytes,median_us,min_us,wrong, and
+//! first what an empty kernel costs.
 //!
 //! What it can't tell where ranks share a device: a peer's memory is the same L2, so a pull looks as cheap as a push, and
 //! there is no wire. The hops and bytes of each protocol decide between them (docs/measurements.md); this decides grids.
@@ -82,6 +83,13 @@ fn sweep(world: usize) {
             }
         })
         .collect();
+    for threads in [128, 512] {
+        let graphs: Vec<_> = ranks.iter().map(|rank| capture_empty(rank, threads)).collect();
+        synchronize(&ranks);
+        let times: Vec<_> = (0..ROUNDS + WARMUPS).map(|_| replay(&ranks, &graphs) / 100.0).skip(WARMUPS).collect();
+        let least = times.iter().copied().fold(f32::INFINITY, f32::min);
+        println!("empty,16,{threads},{world},0,{:.2},{least:.2},0", median(&times));
+    }
     for bytes in SIZES {
         let mut candidates: Vec<Candidate> = choices(bytes, world)
             .into_iter()
@@ -165,6 +173,18 @@ fn capture(rank: &mut Rank, choice: Choice, bytes: usize) -> Option<CudaGraph> {
     let graph = rank.stream.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
     graph.upload().unwrap();
     Some(graph)
+}
+
+/// What the graph of calls costs without them: T0.
+fn capture_empty(rank: &Rank, threads: u32) -> CudaGraph {
+    rank.stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+    for _ in 0..100 {
+        // SAFETY: the stream is of the rank's device.
+        unsafe { rank.verifier.empty(16, threads, rank.stream.cu_stream().cast()).unwrap() };
+    }
+    let graph = rank.stream.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    graph.upload().unwrap();
+    graph
 }
 
 /// New inputs, and outputs that are wrong everywhere.

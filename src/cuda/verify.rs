@@ -19,6 +19,7 @@ pub struct Verifier {
     fills: Vec<sys::CUfunction>,
     checks: Vec<sys::CUfunction>,
     advance: sys::CUfunction,
+    empty: sys::CUfunction,
     _module: Arc<Module>,
 }
 
@@ -39,9 +40,10 @@ impl Verifier {
         let of_types = |what: &str| -> Result<Vec<_>> {
             DType::ALL.iter().map(|dtype| module.function(&format!("peersum_{what}_{dtype}"))).collect()
         };
-        let (fills, checks, advance) = (of_types("fill")?, of_types("check")?, module.function("peersum_advance")?);
+        let (fills, checks) = (of_types("fill")?, of_types("check")?);
+        let (advance, empty) = (module.function("peersum_advance")?, module.function("peersum_empty")?);
         drop(entered);
-        Ok(Verifier { device, fills, checks, advance, _module: module })
+        Ok(Verifier { device, fills, checks, advance, empty, _module: module })
     }
 
     /// Writes rank `rank`'s input of the round that the u64 at `round` holds.
@@ -97,6 +99,15 @@ impl Verifier {
         ];
         // SAFETY: as in `fill`.
         unsafe { self.launch(self.checks[dtype.code() as usize], BLOCKS, THREADS, arguments, stream) }
+    }
+
+    /// A kernel that does nothing: what any kernel of this grid costs.
+    ///
+    /// # Safety
+    /// The stream is one of this device.
+    pub unsafe fn empty(&self, blocks: u32, threads: u32, stream: *mut c_void) -> Result<()> {
+        // SAFETY: the kernel has no parameters.
+        unsafe { self.launch(self.empty, blocks, threads, &mut [], stream) }
     }
 
     /// Adds one to the u64 at `round`.
