@@ -8,6 +8,7 @@ use std::{
 use super::{
     exchange::Exchange,
     group::Group,
+    packets::{Packets, Region},
     priors::{self, BLOCKS, MAX_RANKS, STAGING_BYTES},
     reduce::Isa,
 };
@@ -129,7 +130,8 @@ impl Communicator {
             protocol::plan::plan(bytes, &self.group.layout, &self.options, priors::choose, &|_algorithm, _threads| {
                 BLOCKS
             })?;
-        Ok(Some(Plan { threads: 1, ..plan }))
+        let chunk_bytes = Packets::new(&self.group.layout).chunk_bytes(plan.algorithm).unwrap_or(plan.chunk_bytes);
+        Ok(Some(Plan { threads: 1, chunk_bytes, ..plan }))
     }
 
     /// The failure that ended the group, if one did.
@@ -151,13 +153,17 @@ impl Communicator {
         AbortHandle { group: Arc::downgrade(&self.group) }
     }
 
-    /// The last finished epoch of every block. Between calls, they are the same on all ranks that made the same calls.
+    /// The last finished epoch of every block, of rounds by flags and then of rounds by packets. Between calls, they are the same on all ranks that made the same calls.
     pub fn epochs(&self) -> Vec<u32> {
         let segment = self.group.segment(self.rank);
-        (0..self.group.layout.max_blocks).map(|block| segment.epoch(block)).collect()
+        let blocks = 0..self.group.layout.max_blocks;
+        [Region::Flags, Region::Packets]
+            .into_iter()
+            .flat_map(|region| blocks.clone().map(move |block| segment.epoch(region, block)))
+            .collect()
     }
 
-    /// Bytes of this rank's segment: control, flags and staging, rounded to pages.
+    /// Bytes of this rank's segment: control, flags, staging and packets, rounded to pages.
     pub fn memory_bytes(&self) -> usize {
         self.group.segment(self.rank).bytes()
     }
@@ -240,7 +246,7 @@ fn layout(world: usize, options: &Options) -> Result<Layout> {
     if let Some(algorithm) = options.algorithm.filter(|algorithm| !super::ALGORITHMS.contains(algorithm)) {
         return Err(Error::AlgorithmUnavailable {
             algorithm,
-            reason: "it runs on GPUs only; the host has four others".into(),
+            reason: "it runs on GPUs only; `host::ALGORITHMS` lists what the host has".into(),
         });
     }
     Layout::new(ranks, BLOCKS, options.staging_bytes.unwrap_or(STAGING_BYTES))
@@ -258,7 +264,8 @@ mod tests {
             let rank = |mut communicator: Communicator| {
                 for call in 0..calls {
                     // Every algorithm follows every other, in strict alternation first.
-                    let index = if call < calls / 2 { call % 2 } else { (call / 4 + call * (call / 16 % 4)) % 4 };
+                    let all = super::super::ALGORITHMS.len();
+                    let index = if call < calls / 2 { call % 2 } else { (call / all + call * (call / 16 % all)) % all };
                     communicator.force(super::super::ALGORITHMS[index]);
                     let count = 1 + call % 300;
                     let value = |rank: usize, index: usize| ((call + rank * 3 + index) % 64) as f32;
@@ -276,7 +283,7 @@ mod tests {
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             assert!(epochs.iter().all(|epoch| *epoch == epochs[0]), "{epochs:?}");
-            assert!(epochs[0][0] > calls as u32);
+            assert!(epochs[0].iter().sum::<u32>() > calls as u32);
         }
     }
 }

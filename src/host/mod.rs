@@ -5,6 +5,8 @@ mod exchange;
 mod group;
 #[cfg(all(test, loom))]
 mod loom_rounds;
+mod packet_exchange;
+mod packets;
 mod priors;
 mod reduce;
 mod segment;
@@ -15,10 +17,12 @@ mod wait;
 
 pub use communicator::{AbortHandle, Communicator};
 
-/// The algorithms that run here. LL packets save a fence that the host's memory order doesn't need.
-pub const ALGORITHMS: [crate::Algorithm; 4] = [
+/// The algorithms that run here.
+pub const ALGORITHMS: [crate::Algorithm; 6] = [
     crate::Algorithm::OneShot,
     crate::Algorithm::TwoShot,
     crate::Algorithm::OneShotPull,
     crate::Algorithm::TwoShotPull,
+    crate::Algorithm::OneShotLl,
+    crate::Algorithm::TwoShotLl,
 ];

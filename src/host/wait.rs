@@ -2,6 +2,7 @@
 
 use super::{
     group::Group,
+    packets::Region,
     sync::{self, Instant, Ordering},
 };
 use crate::{Error, Phase, Result, protocol::call::Flag};
@@ -18,50 +19,63 @@ pub(super) struct Wait<'a> {
     pub(super) rank: u32,
     pub(super) block: u32,
     pub(super) phase: Phase,
+    /// Where the peers' flags come.
+    pub(super) region: Region,
     /// What every peer's flag must be.
     pub(super) flag: Flag,
 }
 
 impl Wait<'_> {
-    /// Waits for all `peers`; one deadline holds for all of them together.
+    /// Waits for the flags of all `peers`; one deadline holds for all waits with the same `started`.
     ///
     /// What a peer wrote before it released its flag happens before the return.
-    pub(super) fn for_all(&self, peers: impl Iterator<Item = u32>) -> Result<()> {
-        let mut started = None;
+    pub(super) fn for_all(&self, peers: impl Iterator<Item = u32>, started: &mut Option<Instant>) -> Result<()> {
         for peer in peers {
-            self.for_one(peer, &mut started)?;
+            self.until(peer, started, || self.poll(peer))?;
         }
         Ok(())
     }
 
+    /// Waits until `poll` finds what `peer` sends in this round.
     #[inline]
-    fn for_one(&self, peer: u32, started: &mut Option<Instant>) -> Result<()> {
+    pub(super) fn until(
+        &self,
+        peer: u32,
+        started: &mut Option<Instant>,
+        poll: impl Fn() -> Result<bool>,
+    ) -> Result<()> {
         for _ in 0..SPINS {
-            if self.poll(peer)? {
+            if poll()? {
                 return Ok(());
             }
             sync::spin_loop();
         }
-        self.patiently(peer, started)
+        self.patiently(peer, started, &poll)
     }
 
     #[cold]
-    fn patiently(&self, peer: u32, started: &mut Option<Instant>) -> Result<()> {
+    fn patiently(&self, peer: u32, started: &mut Option<Instant>, poll: &dyn Fn() -> Result<bool>) -> Result<()> {
         let started = *started.get_or_insert_with(Instant::now);
         loop {
             for _ in 0..YIELDS {
-                if self.poll(peer)? {
+                if poll()? {
                     return Ok(());
                 }
                 sync::yield_now();
             }
-            self.group.check(self.rank)?;
+            let ended = self.group.check(self.rank);
+            let elsewhere = ended.is_ok() && self.is_elsewhere(peer);
             let waited = started.elapsed();
+            // This thread may have slept since the last poll. A peer that went on, to another call or until the group
+            // ended, sent what this round needs before.
+            if poll()? {
+                return Ok(());
+            }
+            ended?;
+            if elsewhere {
+                return Err(self.give_up_on_other_call(peer));
+            }
             if waited >= self.group.timeout {
-                // The peer may have come since the last poll, or this thread may have slept in between.
-                if self.poll(peer)? {
-                    return Ok(());
-                }
                 return Err(self.group.give_up(
                     self.rank,
                     Error::PeerTimeout {
@@ -80,22 +94,40 @@ impl Wait<'_> {
     /// Whether `peer` has come. It is compared for equality: an older or newer epoch is just not this one.
     #[inline]
     fn poll(&self, peer: u32) -> Result<bool> {
-        let half = self.group.flag_half(self.flag.epoch);
-        let word = self.group.segment(self.rank).flag(half, self.block, peer).load(Ordering::Acquire);
+        let word = self.signal(self.region, self.flag.epoch, peer);
         if word == self.flag.word() {
             return Ok(true);
         }
         match Flag::from_word(word) {
-            Some(observed) if observed.epoch == self.flag.epoch => Err(self.group.give_up(
-                self.rank,
-                Error::Mismatch {
-                    rank: self.rank as usize,
-                    peer: peer as usize,
-                    block: self.block,
-                    epoch: self.flag.epoch,
-                },
-            )),
+            Some(observed) if observed.epoch == self.flag.epoch => Err(self.give_up_on_other_call(peer)),
             _ => Ok(false),
         }
+    }
+
+    /// Whether `peer` has begun a round of the other region that this rank has not.
+    fn is_elsewhere(&self, peer: u32) -> bool {
+        let region = self.region.other();
+        let next = region.next(self.group.segment(self.rank).epoch(region, self.block));
+        Flag::from_word(self.signal(region, next, peer)).is_some_and(|flag| flag.epoch == next)
+    }
+
+    /// What `peer` last told of the half of round `epoch`.
+    #[inline]
+    fn signal(&self, region: Region, epoch: u32, peer: u32) -> u64 {
+        let half = self.group.signal_half(region, epoch);
+        self.group.segment(self.rank).signal(region, half, self.block, peer).load(Ordering::Acquire)
+    }
+
+    #[cold]
+    fn give_up_on_other_call(&self, peer: u32) -> Error {
+        self.group.give_up(
+            self.rank,
+            Error::Mismatch {
+                rank: self.rank as usize,
+                peer: peer as usize,
+                block: self.block,
+                epoch: self.flag.epoch,
+            },
+        )
     }
 }
