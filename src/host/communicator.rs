@@ -66,6 +66,15 @@ impl Communicator {
         self.options.algorithm = Some(algorithm);
     }
 
+    /// If the last round by packets was of epoch `from`, goes on behind epoch `to`, which must be of the same half.
+    #[cfg(all(test, loom))]
+    pub(super) fn skip_packet_epochs(&mut self, from: u32, to: u32) {
+        let segment = self.group.segment(self.rank);
+        if segment.epoch(Region::Packets, 0) == from {
+            segment.set_epoch(Region::Packets, 0, to);
+        }
+    }
+
     fn of_group(group: Group, options: &Options) -> Vec<Communicator> {
         let world = group.layout.world;
         let group = Arc::new(group);

@@ -15,12 +15,13 @@ use crate::{
     protocol::{call::Flag, split},
 };
 
-/// Bytes of all ranks together that are unpacked and reduced at once: they stay in the nearest cache.
-const SCRATCH_BYTES: usize = 8 << 10;
+/// Bytes of all ranks together that are unpacked and reduced at once: they stay in the nearest cache. The stacks of the
+/// models are small.
+const SCRATCH_BYTES: usize = if cfg!(any(loom, shuttle)) { 512 } else { 8 << 10 };
 /// Where each rank's part of them starts.
 const SCRATCH_ALIGN: usize = 64;
-/// The models want many pieces from few packets.
-const MOST_OF_A_RANK: usize = if cfg!(any(loom, shuttle)) { PAYLOAD_BYTES as usize } else { SCRATCH_BYTES };
+/// The most bytes of a rank at once. The models want many pieces from few packets.
+const PIECE_BYTES: usize = if cfg!(any(loom, shuttle)) { PAYLOAD_BYTES as usize } else { SCRATCH_BYTES };
 
 /// What packets are unpacked to.
 #[repr(align(64))]
@@ -222,7 +223,7 @@ impl<'a> Exchange<'a> {
         mut done: impl FnMut(Range<usize>),
     ) -> Result<()> {
         let world = self.group.layout.world as usize;
-        let most = (SCRATCH_BYTES / world / SCRATCH_ALIGN * SCRATCH_ALIGN).min(MOST_OF_A_RANK);
+        let most = (SCRATCH_BYTES / world / SCRATCH_ALIGN * SCRATCH_ALIGN).min(PIECE_BYTES);
         let mut scratch = Scratch(MaybeUninit::uninit());
         let scratch = scratch.0.as_mut_ptr().cast::<u8>();
         let mut sources = [std::ptr::null(); MAX_RANKS as usize];

@@ -42,7 +42,13 @@ pub(super) const PAYLOAD_BYTES: u64 = 4;
 /// Bytes of payload in a half's slots together, at most. Packets are for short messages; longer ones go in chunks.
 const HALF_BYTES: u64 = if cfg!(any(loom, shuttle)) { 0 } else { 64 << 10 };
 /// The least payload of a slot. The models pay for every word, and want several chunks from few.
-const LEAST_BYTES: u64 = if cfg!(any(loom, shuttle)) { PAYLOAD_BYTES } else { LINE_BYTES };
+const LEAST_BYTES: u64 = if cfg!(loom) {
+    PAYLOAD_BYTES
+} else if cfg!(shuttle) {
+    3 * PAYLOAD_BYTES
+} else {
+    LINE_BYTES
+};
 /// Bytes of a packet.
 const PACKET_BYTES: u64 = size_of::<u64>() as u64;
 
