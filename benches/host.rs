@@ -45,9 +45,9 @@ fn slowest<S: Send>(ranks: &mut [S], calls: u64, work: impl Fn(&mut S) + Sync) -
     })
 }
 
-fn all_reduce<T: Element>(criterion: &mut Criterion, options: &Options, name: &str, sizes: &[usize]) {
+fn all_reduce<T: Element>(criterion: &mut Criterion, options: &Options, name: &str, sizes: &[usize], samples: usize) {
     let mut group = criterion.benchmark_group(format!("all_reduce/{}/{name}", T::DTYPE));
-    group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(800));
+    group.sample_size(samples).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(800));
     for &bytes in sizes {
         let communicators = Communicator::local(RANKS, options).expect("a group of two");
         let mut ranks: Vec<_> = communicators
@@ -85,17 +85,18 @@ fn copy(criterion: &mut Criterion) {
 
 fn benches(criterion: &mut Criterion) {
     copy(criterion);
-    // Of short messages every algorithm at one size, then at the next: they are to be compared, and the machine changes.
+    // Of short messages every algorithm at one size, then at the next, in many samples: they are to be compared, and the
+    // machine changes.
     for bytes in SHORT {
         for algorithm in host::ALGORITHMS {
             let name = format!("short/{}", algorithm.name());
-            all_reduce::<f32>(criterion, &Options::default().algorithm(algorithm), &name, &[bytes]);
+            all_reduce::<f32>(criterion, &Options::default().algorithm(algorithm), &name, &[bytes], 100);
         }
     }
-    all_reduce::<f32>(criterion, &Options::default(), "default", &SIZES);
-    all_reduce::<bf16>(criterion, &Options::default(), "default", &SIZES);
+    all_reduce::<f32>(criterion, &Options::default(), "default", &SIZES, 10);
+    all_reduce::<bf16>(criterion, &Options::default(), "default", &SIZES, 10);
     for algorithm in host::ALGORITHMS {
-        all_reduce::<f32>(criterion, &Options::default().algorithm(algorithm), algorithm.name(), &SIZES);
+        all_reduce::<f32>(criterion, &Options::default().algorithm(algorithm), algorithm.name(), &SIZES, 10);
     }
 }
 

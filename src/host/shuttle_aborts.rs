@@ -75,10 +75,10 @@ fn check(world: usize, schedules: usize) {
 
 #[test]
 fn four_ranks_end() {
-    check(4, 500);
+    check(4, 2000);
 }
 
 #[test]
 fn eight_ranks_end() {
-    check(8, 100);
+    check(8, 500);
 }

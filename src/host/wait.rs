@@ -10,10 +10,10 @@ use crate::{Error, Phase, Result, protocol::call::Flag};
 /// Polls before the first yield, about 1.5 µs: a peer that runs answers within it. Spinning on would be for nothing where
 /// the peer waits for this core.
 ///
-/// The models have no time, and are to get to the looks.
-const SPINS: u32 = if cfg!(any(loom, shuttle)) { 2 } else { 100 };
+/// shuttle has no time, and is to get to the looks; loom gets there once nobody else can go on.
+const SPINS: u32 = if cfg!(shuttle) { 2 } else { 100 };
 /// Yields between two looks at the abort word and the clock.
-const YIELDS: u32 = if cfg!(any(loom, shuttle)) { 2 } else { 16 };
+const YIELDS: u32 = if cfg!(shuttle) { 2 } else { 16 };
 
 /// A rank's wait for its peers in one round.
 pub(super) struct Wait<'a> {

@@ -19,9 +19,10 @@ pub enum Algorithm {
     OneShotPull,
     /// Reduce-scatter, then all-gather, by loads from the peers' staging.
     TwoShotPull,
-    /// One-shot by LL packets, which carry their own signal: no fence, a third more bytes. CUDA only.
+    /// One-shot by LL packets, which carry their own signal: no fence, a third more bytes on GPUs and as many again on the
+    /// host, whose packets are smaller.
     OneShotLl,
-    /// Two-shot by LL packets. CUDA only.
+    /// Two-shot by LL packets.
     TwoShotLl,
     /// Reduce-scatter by LL packets, all-gather by loads from the peers' staging. CUDA only.
     TwoShotLlPull,
@@ -82,7 +83,7 @@ impl Algorithm {
     }
 
     /// Bytes of the units that it splits a message into: a pack of 16 bytes, the payload of a packet, or what 3 packs
-    /// and 4 packets hold where both move.
+    /// and 4 packets hold where both move. The host's packets carry 4 bytes, and its units are that where these are 12.
     pub const fn unit_bytes(self) -> u64 {
         match self {
             Algorithm::OneShotLl | Algorithm::TwoShotLl => bindings::PEERSUM_LL_PAYLOAD_BYTES as u64,
@@ -94,7 +95,8 @@ impl Algorithm {
     /// The most bytes of a message that one block can move in one chunk: the gate and the kernels both use it.
     ///
     /// One-shot hands the whole chunk to every peer's slot. Two-shot hands each peer its part, and the pulls stage the
-    /// chunk in the rank's own slots of the half, which lie side by side.
+    /// chunk in the rank's own slots of the half, which lie side by side. The host's packets have slots of their own, which
+    /// hold less: [`Plan::chunk_bytes`] says what a call does.
     pub fn chunk_capacity(self, layout: &Layout) -> u64 {
         let payload = layout.slot_bytes / PACK_BYTES * u64::from(bindings::PEERSUM_LL_PAYLOAD_BYTES);
         match self {
@@ -136,7 +138,8 @@ pub struct Plan {
     pub blocks: u32,
     /// Threads of a block. The host backend has one.
     pub threads: u32,
-    /// Bytes that a block moves in one chunk: a multiple of [`Algorithm::unit_bytes`].
+    /// Bytes that a block moves in one chunk: a multiple of [`Algorithm::unit_bytes`], or on the
+    /// host of what its packets carry.
     pub chunk_bytes: u64,
 }
 
