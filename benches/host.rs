@@ -19,6 +19,7 @@ use peersum::{
 };
 
 const RANKS: usize = 2;
+const SHORT: [usize; 11] = [64, 128, 256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
 const SIZES: [usize; 8] = [8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 32 << 20, 64 << 20];
 
 /// Runs `work(rank state, calls)` in a thread per rank, all starting together, and returns the longest time.
@@ -44,10 +45,10 @@ fn slowest<S: Send>(ranks: &mut [S], calls: u64, work: impl Fn(&mut S) + Sync) -
     })
 }
 
-fn all_reduce<T: Element>(criterion: &mut Criterion, options: &Options, name: &str) {
+fn all_reduce<T: Element>(criterion: &mut Criterion, options: &Options, name: &str, sizes: &[usize], samples: usize) {
     let mut group = criterion.benchmark_group(format!("all_reduce/{}/{name}", T::DTYPE));
-    group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(800));
-    for bytes in SIZES {
+    group.sample_size(samples).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(800));
+    for &bytes in sizes {
         let communicators = Communicator::local(RANKS, options).expect("a group of two");
         let mut ranks: Vec<_> = communicators
             .into_iter()
@@ -84,10 +85,18 @@ fn copy(criterion: &mut Criterion) {
 
 fn benches(criterion: &mut Criterion) {
     copy(criterion);
-    all_reduce::<f32>(criterion, &Options::default(), "default");
-    all_reduce::<bf16>(criterion, &Options::default(), "default");
+    // Of short messages every algorithm at one size, then at the next, in many samples: they are to be compared, and the
+    // machine changes.
+    for bytes in SHORT {
+        for algorithm in host::ALGORITHMS {
+            let name = format!("short/{}", algorithm.name());
+            all_reduce::<f32>(criterion, &Options::default().algorithm(algorithm), &name, &[bytes], 100);
+        }
+    }
+    all_reduce::<f32>(criterion, &Options::default(), "default", &SIZES, 10);
+    all_reduce::<bf16>(criterion, &Options::default(), "default", &SIZES, 10);
     for algorithm in host::ALGORITHMS {
-        all_reduce::<f32>(criterion, &Options::default().algorithm(algorithm), algorithm.name());
+        all_reduce::<f32>(criterion, &Options::default().algorithm(algorithm), algorithm.name(), &SIZES, 10);
     }
 }
 

@@ -47,7 +47,7 @@ __device__ __forceinline__ bool in_other_region(const peersum_call& call, const 
   uint32_t epoch = load_word(&global<peersum_control>(region)->epochs[awaited.block]) + 1;
   if (epoch == 0 && awaited.region == 0) epoch = 2;  // as packets count
   const uint64_t offset = peersum_flag_offset(call.world, call.max_blocks, epoch & 1u, awaited.block, awaited.peer);
-  return is_other_call(call, load_relaxed_sys(global<uint64_t>(region + offset)), epoch);
+  return is_other_call(call, load_acquire_sys(global<uint64_t>(region + offset)), epoch);
 }
 
 // A look up from a poll: whether to give up, at what `flag`, the awaited peer's flag word of this half, says of its call,
@@ -67,7 +67,8 @@ __device__ __forceinline__ Outcome look(const peersum_call& call, const uint64_t
     // Before anything about calls: a rank that has given up goes on to its next one, in the epoch of the last.
     outcome.reason = PEERSUM_GAVE_UP_ABORTED;
   } else if (is_other_call(call, outcome.observed, static_cast<uint32_t>(awaited.flag)) ||
-             in_other_region(call, awaited)) {
+             // But not if it had been in this one, and has gone on since: then what is awaited has come.
+             (in_other_region(call, awaited) && load_relaxed_sys(flag) != awaited.flag)) {
     outcome.reason = PEERSUM_GAVE_UP_MISMATCH;
   } else if (outcome.waited_ns > call.timeout_ns) {
     outcome.reason = PEERSUM_GAVE_UP_TIMEOUT;

@@ -41,7 +41,8 @@ pub struct Options {
     /// Default: 30 s.
     pub timeout: Duration,
     /// Bytes of staging per rank, both halves together. Longer messages go through it in chunks, inside the one call.
-    /// `None`, the default, takes the backend's own: 32 MiB for CUDA, 4 MiB for the host.
+    /// `None`, the default, takes the backend's own: 32 MiB for CUDA, 4 MiB for the host. The host's
+    /// packets have memory of their own beside it, about 260 KiB at most with up to 16 ranks.
     pub staging_bytes: Option<usize>,
     /// Bytes of symmetric memory per rank from which
     /// [`Communicator::symmetric_memory`](crate::cuda::Communicator::symmetric_memory) takes: tensors there are reduced

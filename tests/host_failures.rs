@@ -38,6 +38,8 @@ fn a_peer_that_never_calls_is_named_on_every_rank_and_a_new_group_works_at_once(
         (Algorithm::OneShotPull, Phase::Exchange),
         (Algorithm::TwoShot, Phase::ReduceScatter),
         (Algorithm::TwoShotPull, Phase::ReduceScatter),
+        (Algorithm::OneShotLl, Phase::Exchange),
+        (Algorithm::TwoShotLl, Phase::ReduceScatter),
     ] {
         let met = Barrier::new(4);
         let started = Instant::now();

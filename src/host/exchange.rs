@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{
     group::Group,
+    packets::Region,
     priors::MAX_RANKS,
     reduce::{self, Isa},
     segment::Segment,
@@ -37,19 +38,24 @@ pub(super) struct Exchange<'a> {
 }
 
 /// A round that has begun: its half may be written.
-struct Round {
-    epoch: u32,
-    half: u32,
-    phase: Phase,
+pub(super) struct Round {
+    pub(super) epoch: u32,
+    pub(super) half: u32,
+    pub(super) phase: Phase,
+    region: Region,
 }
 
-impl Exchange<'_> {
+impl<'a> Exchange<'a> {
     /// Runs all rounds.
     ///
     /// # Safety
     ///
     /// The fields are as documented, `T` is the call's type, and no other thread runs this rank's block.
     pub(super) unsafe fn run<T: Element>(&self) -> Result<()> {
+        if matches!(self.plan.algorithm, Algorithm::OneShotLl | Algorithm::TwoShotLl) {
+            // SAFETY: the caller's promises are handed on.
+            return unsafe { self.run_packets::<T>() };
+        }
         let share = split::block_packs(self.bytes as u64, self.plan.blocks, self.block);
         for chunk in split::chunks(share, self.plan.chunk_bytes / PACK_BYTES) {
             // SAFETY: the caller's promises are handed on; the chunk is at most what the algorithm's slots hold.
@@ -74,7 +80,7 @@ impl Exchange<'_> {
     /// As for [`Exchange::run`]; the chunk fits in a slot.
     unsafe fn one_shot<T: Element>(&self, chunk: Range<u64>) -> Result<()> {
         let bytes = self.bytes_of(&chunk);
-        let round = self.begin(Phase::Exchange);
+        let round = self.begin(Region::Flags, Phase::Exchange);
         for peer in self.peers() {
             // SAFETY: the slot of this rank in a peer's segment is this rank's to write in a round that has begun, and
             // `bytes` lie in the input.
@@ -95,7 +101,7 @@ impl Exchange<'_> {
     /// As for [`Exchange::run`]; the chunk fits in the slots of a half.
     unsafe fn one_shot_pull<T: Element>(&self, chunk: Range<u64>) -> Result<()> {
         let bytes = self.bytes_of(&chunk);
-        let round = self.begin(Phase::Exchange);
+        let round = self.begin(Region::Flags, Phase::Exchange);
         // SAFETY: this rank alone writes its own segment when all pull, in a round that has begun; slots of a half lie
         // side by side.
         unsafe { self.stage(&round, self.input, &bytes) }
@@ -117,7 +123,7 @@ impl Exchange<'_> {
     unsafe fn two_shot<T: Element>(&self, chunk: Range<u64>) -> Result<()> {
         let own = self.bytes_of(&self.part(&chunk, self.rank));
 
-        let round = self.begin(Phase::ReduceScatter);
+        let round = self.begin(Region::Flags, Phase::ReduceScatter);
         for peer in self.peers() {
             // SAFETY: as in `one_shot`.
             unsafe { self.push(&round, peer, self.input, &self.bytes_of(&self.part(&chunk, peer))) }
@@ -130,7 +136,7 @@ impl Exchange<'_> {
         }
         self.finish(round);
 
-        let round = self.begin(Phase::AllGather);
+        let round = self.begin(Region::Flags, Phase::AllGather);
         for peer in self.peers() {
             // SAFETY: as in `one_shot`; the part of the output was just written.
             unsafe { self.push(&round, peer, self.output, &own) }
@@ -152,7 +158,7 @@ impl Exchange<'_> {
         let whole = self.bytes_of(&chunk);
         let own = self.bytes_of(&self.part(&chunk, self.rank));
 
-        let round = self.begin(Phase::ReduceScatter);
+        let round = self.begin(Region::Flags, Phase::ReduceScatter);
         // SAFETY: as in `one_shot_pull`.
         unsafe { self.stage(&round, self.input, &whole) }
         self.exchange(&round)?;
@@ -166,7 +172,7 @@ impl Exchange<'_> {
         }
         self.finish(round);
 
-        let round = self.begin(Phase::AllGather);
+        let round = self.begin(Region::Flags, Phase::AllGather);
         // SAFETY: as in `one_shot_pull`; the part of the output was just written.
         unsafe { self.stage(&round, self.output, &own) }
         self.exchange(&round)?;
@@ -181,9 +187,14 @@ impl Exchange<'_> {
     }
 
     /// Begins the block's next round.
-    fn begin(&self, phase: Phase) -> Round {
-        let epoch = self.own().epoch(self.block).wrapping_add(1);
-        Round { epoch, half: self.group.slot_half(epoch), phase }
+    pub(super) fn begin(&self, region: Region, phase: Phase) -> Round {
+        self.round_after(self.own().epoch(region, self.block), region, phase)
+    }
+
+    /// The round that follows this epoch.
+    pub(super) fn round_after(&self, epoch: u32, region: Region, phase: Phase) -> Round {
+        let epoch = region.next(epoch);
+        Round { epoch, half: self.group.slot_half(epoch), phase, region }
     }
 
     /// Copies `bytes` of `buffer` to this rank's slot in a peer's segment.
@@ -219,13 +230,13 @@ impl Exchange<'_> {
             }
             self.group.segment(peer).store_flag(half, self.block, self.rank, flag, self.group.flag_order());
         }
-        let wait = Wait { group: self.group, rank: self.rank, block: self.block, phase: round.phase, flag };
-        wait.for_all(self.peers())
+        let (group, rank, block, phase) = (self.group, self.rank, self.block, round.phase);
+        Wait { group, rank, block, phase, region: round.region, flag }.for_all(self.peers(), &mut None)
     }
 
     /// Ends a round once all of it is read.
-    fn finish(&self, round: Round) {
-        self.own().set_epoch(self.block, round.epoch);
+    pub(super) fn finish(&self, round: Round) {
+        self.own().set_epoch(round.region, self.block, round.epoch);
     }
 
     /// Reduces `bytes` of all ranks to the output: this rank's from its input, which is in its cache, the others' from
@@ -248,17 +259,17 @@ impl Exchange<'_> {
         unsafe { reduce::reduce::<T>(self.isa, self.op, &sources[..world], to, bytes.len() / size_of::<T>()) }
     }
 
-    fn own(&self) -> &Segment {
+    pub(super) fn own(&self) -> &'a Segment {
         self.group.segment(self.rank)
     }
 
     /// The other ranks, from the next one on, so that they don't all turn to the same one.
-    fn peers(&self) -> impl Iterator<Item = u32> + use<> {
+    pub(super) fn peers(&self) -> impl Iterator<Item = u32> + use<> {
         (self.rank + 1..self.group.layout.world).chain(0..self.rank)
     }
 
-    /// The packs of a chunk that `rank` reduces.
-    fn part(&self, chunk: &Range<u64>, rank: u32) -> Range<u64> {
+    /// The packs, or packets, of a chunk that `rank` reduces.
+    pub(super) fn part(&self, chunk: &Range<u64>, rank: u32) -> Range<u64> {
         let part = split::split(chunk.end - chunk.start, u64::from(self.group.layout.world), u64::from(rank));
         chunk.start + part.start..chunk.start + part.end
     }

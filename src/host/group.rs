@@ -3,6 +3,7 @@
 use std::{sync::OnceLock, time::Duration};
 
 use super::{
+    packets::{self, Packets, Region},
     segment::Segment,
     sync::{Memory, Ordering},
 };
@@ -24,7 +25,7 @@ pub(super) struct Group {
 
 impl Group {
     pub(super) fn new(layout: Layout, options: &Options) -> Result<Group> {
-        Memory::check_room(layout.segment_bytes().saturating_mul(layout.world.into()))?;
+        Memory::check_room(Packets::new(&layout).segment_bytes().saturating_mul(layout.world.into()))?;
         let segments = (0..layout.world).map(|_| Segment::new(&layout, options.first_epoch)).collect::<Result<_>>()?;
         Ok(Group {
             layout,
@@ -97,6 +98,23 @@ impl Group {
         false
     }
 
+    /// The half of the words that a wait for round `epoch` looks at.
+    pub(super) fn signal_half(&self, region: Region, epoch: u32) -> u32 {
+        match region {
+            Region::Flags => self.flag_half(epoch),
+            Region::Packets => self.slot_half(epoch),
+        }
+    }
+
+    /// Whether a round by packets clears its slots first.
+    pub(super) fn sweeps(&self, epoch: u32) -> bool {
+        #[cfg(any(loom, shuttle))]
+        if self.fault == Fault::NoSweep {
+            return false;
+        }
+        packets::sweeps(epoch)
+    }
+
     /// The order of the store that hands a round over.
     pub(super) fn flag_order(&self) -> Ordering {
         #[cfg(loom)]
@@ -124,4 +142,16 @@ pub(super) enum Fault {
         writer: u32,
         reader: u32,
     },
+    /// A packet's epoch is stored before its payload.
+    #[cfg(any(loom, shuttle))]
+    EpochAhead,
+    /// A rank stores the next chunk's packets before it has read this one's.
+    #[cfg(any(loom, shuttle))]
+    NoConclude,
+    /// The second round of a two-shot begins before the peers' headers of the first have come.
+    #[cfg(any(loom, shuttle))]
+    EarlySecondRound,
+    /// Words that short messages don't reach keep their packets when the epoch wraps.
+    #[cfg(any(loom, shuttle))]
+    NoSweep,
 }

@@ -4,10 +4,18 @@ mod communicator;
 mod exchange;
 mod group;
 #[cfg(all(test, loom))]
+mod loom_aborts;
+#[cfg(all(test, loom))]
+mod loom_packets;
+#[cfg(all(test, loom))]
 mod loom_rounds;
+mod packet_exchange;
+mod packets;
 mod priors;
 mod reduce;
 mod segment;
+#[cfg(all(test, shuttle))]
+mod shuttle_aborts;
 #[cfg(all(test, shuttle))]
 mod shuttle_rounds;
 mod sync;
@@ -15,10 +23,12 @@ mod wait;
 
 pub use communicator::{AbortHandle, Communicator};
 
-/// The algorithms that run here. LL packets save a fence that the host's memory order doesn't need.
-pub const ALGORITHMS: [crate::Algorithm; 4] = [
+/// The algorithms that run here.
+pub const ALGORITHMS: [crate::Algorithm; 6] = [
     crate::Algorithm::OneShot,
     crate::Algorithm::TwoShot,
     crate::Algorithm::OneShotPull,
     crate::Algorithm::TwoShotPull,
+    crate::Algorithm::OneShotLl,
+    crate::Algorithm::TwoShotLl,
 ];

@@ -10,6 +10,9 @@ pub(super) const BLOCKS: u32 = 1;
 /// which stays in the cache.
 pub(super) const STAGING_BYTES: usize = 4 << 20;
 
+/// Packets are never chosen: twice the bytes cost more than the flag's line that they save, at every size
+/// (docs/measurements.md).
+///
 /// Between two ranks all algorithms move the same bytes: the two-shot has half as much to fetch in each round, which shows
 /// up to 8 KiB, and from there on the one round less of the one-shot counts.
 const TWO_RANKS_TWO_SHOT_BYTES: u64 = 8 << 10;

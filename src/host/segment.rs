@@ -2,7 +2,10 @@
 
 use std::mem::offset_of;
 
-use super::sync::{AtomicU32, AtomicU64, Held, Memory, Ordering};
+use super::{
+    packets::{Packets, Region},
+    sync::{AtomicU32, AtomicU64, Held, Memory, Ordering},
+};
 use crate::{
     Result,
     protocol::{
@@ -15,15 +18,17 @@ use crate::{
 /// The segment of one rank.
 pub(super) struct Segment {
     layout: Layout,
+    packets: Packets,
     memory: Memory,
 }
 
 impl Segment {
-    /// A segment with no flag set, whose blocks have all finished `first_epoch`.
+    /// A segment with no flag set and no packet, whose blocks have all finished `first_epoch` in both regions.
     pub(super) fn new(layout: &Layout, first_epoch: u32) -> Result<Segment> {
-        let segment = Segment { layout: *layout, memory: Memory::new(layout)? };
+        let segment = Segment { layout: *layout, packets: Packets::new(layout), memory: Memory::new(layout)? };
         for block in 0..layout.max_blocks {
-            segment.set_epoch(block, first_epoch);
+            segment.set_epoch(Region::Flags, block, first_epoch);
+            segment.set_epoch(Region::Packets, block, first_epoch);
         }
         Ok(segment)
     }
@@ -33,13 +38,13 @@ impl Segment {
     }
 
     /// The last epoch that the owner's block finished. For the owner alone.
-    pub(super) fn epoch(&self, block: u32) -> u32 {
-        self.memory.word_32(epoch_offset(block)).load(Ordering::Relaxed)
+    pub(super) fn epoch(&self, region: Region, block: u32) -> u32 {
+        self.memory.word_32(self.epoch_offset(region, block)).load(Ordering::Relaxed)
     }
 
     /// For the owner alone.
-    pub(super) fn set_epoch(&self, block: u32, epoch: u32) {
-        self.memory.word_32(epoch_offset(block)).store(epoch, Ordering::Relaxed);
+    pub(super) fn set_epoch(&self, region: Region, block: u32, epoch: u32) {
+        self.memory.word_32(self.epoch_offset(region, block)).store(epoch, Ordering::Relaxed);
     }
 
     /// Leaves which call the owner is in, before it releases a flag of it. For the owner alone.
@@ -65,13 +70,21 @@ impl Segment {
         self.abort().store(word, Ordering::Release);
     }
 
-    /// `writer`'s flag of a half. Waits poll it; `writer` alone stores it.
-    pub(super) fn flag(&self, half: u32, block: u32, writer: u32) -> &AtomicU64 {
-        self.memory.word_64(self.layout.flag(half, block, writer))
+    /// `writer`'s flag of a half, which for packets is the header of its slot. Waits poll it; `writer` alone stores it.
+    pub(super) fn signal(&self, region: Region, half: u32, block: u32, writer: u32) -> &AtomicU64 {
+        match region {
+            Region::Flags => self.memory.word_64(self.layout.flag(half, block, writer)),
+            Region::Packets => &self.memory.packets(self.packets.slot(half, block, writer), 1)[0],
+        }
+    }
+
+    /// The packets of the slot of `source`, behind its header.
+    pub(super) fn packets(&self, half: u32, block: u32, source: u32) -> &[AtomicU64] {
+        self.memory.packets(self.packets.packet(half, block, source, 0), self.packets.slot_packets() as usize)
     }
 
     pub(super) fn store_flag(&self, half: u32, block: u32, writer: u32, flag: Flag, order: Ordering) {
-        self.flag(half, block, writer).store(flag.word(), order);
+        self.signal(Region::Flags, half, block, writer).store(flag.word(), order);
     }
 
     /// Copies into the slot of `source`, from its start.
@@ -112,6 +125,13 @@ impl Segment {
         unsafe { self.memory.read(self.layout.slot(half, block, source) + start, bytes, held) }
     }
 
+    fn epoch_offset(&self, region: Region, block: u32) -> u64 {
+        match region {
+            Region::Flags => epoch_offset(block),
+            Region::Packets => self.packets.epoch(block),
+        }
+    }
+
     fn abort(&self) -> &AtomicU32 {
         self.memory.word_32(offset_of!(peersum_control, abort) as u64)
     }
@@ -136,5 +156,6 @@ pub(super) fn control_words_64() -> impl Iterator<Item = u64> {
 #[cfg(any(loom, shuttle))]
 pub(super) fn control_words(layout: &Layout) -> impl Iterator<Item = u64> {
     let epochs = (0..layout.max_blocks).map(epoch_offset);
-    epochs.chain([offset_of!(peersum_control, abort) as u64])
+    let of_packets = (0..layout.max_blocks).map(|block| Packets::new(layout).epoch(block));
+    epochs.chain(of_packets).chain([offset_of!(peersum_control, abort) as u64])
 }

@@ -6,7 +6,7 @@ use shuttle::thread;
 
 use super::{Communicator, group::Fault};
 use crate::{
-    Algorithm::{self, OneShot, OneShotPull, TwoShot, TwoShotPull},
+    Algorithm::{self, OneShot, OneShotLl, OneShotPull, TwoShot, TwoShotLl, TwoShotPull},
     Options, ReduceOp,
 };
 
@@ -36,13 +36,16 @@ fn calls(world: usize, algorithms: &'static [Algorithm], fault: Fault) {
 }
 
 fn check(world: usize, schedules: usize, fault: Fault) {
-    let orders: [&[Algorithm]; 6] = [
+    let orders: [&[Algorithm]; 9] = [
         &[OneShot],
         &[TwoShot],
         &[OneShotPull],
         &[TwoShotPull],
         &[OneShot, OneShotPull, TwoShot, TwoShotPull],
         &[TwoShotPull, OneShot, TwoShot, OneShotPull],
+        &[OneShotLl],
+        &[TwoShotLl],
+        &[TwoShotLl, OneShotLl, TwoShot, TwoShotLl],
     ];
     for algorithms in orders {
         shuttle::check_random(move || calls(world, algorithms, fault), schedules);
@@ -78,4 +81,23 @@ fn one_half_of_the_slots_is_a_race_when_pulling() {
 fn one_half_of_the_flags_loses_one() {
     // Rare, one schedule in a thousand or two: a rank must get a whole call ahead between two polls of another.
     shuttle::check_random(|| calls(4, &[OneShot], Fault::OneHalfOfFlags), 40_000);
+}
+
+/// With packets there is nothing to race on: what is covered is waited for, for ever.
+#[test]
+#[should_panic(expected = "exceeded max_steps bound")]
+fn one_half_loses_a_packet() {
+    shuttle::check_random(|| calls(4, &[OneShotLl], Fault::OneHalfOfSlots), 2000);
+}
+
+#[test]
+#[should_panic(expected = "race: ")]
+fn an_epoch_apart_from_its_payload_signals_too_early() {
+    shuttle::check_random(|| calls(4, &[TwoShotLl], Fault::EpochAhead), 2000);
+}
+
+#[test]
+#[should_panic(expected = "exceeded max_steps bound")]
+fn a_chunk_that_is_not_concluded_loses_a_packet() {
+    shuttle::check_random(|| calls(4, &[OneShotLl], Fault::NoConclude), 2000);
 }

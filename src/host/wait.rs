@@ -2,15 +2,18 @@
 
 use super::{
     group::Group,
+    packets::Region,
     sync::{self, Instant, Ordering},
 };
 use crate::{Error, Phase, Result, protocol::call::Flag};
 
 /// Polls before the first yield, about 1.5 µs: a peer that runs answers within it. Spinning on would be for nothing where
 /// the peer waits for this core.
-const SPINS: u32 = 100;
+///
+/// shuttle has no time, and is to get to the looks; loom gets there once nobody else can go on.
+const SPINS: u32 = if cfg!(shuttle) { 2 } else { 100 };
 /// Yields between two looks at the abort word and the clock.
-const YIELDS: u32 = 16;
+const YIELDS: u32 = if cfg!(shuttle) { 2 } else { 16 };
 
 /// A rank's wait for its peers in one round.
 pub(super) struct Wait<'a> {
@@ -18,52 +21,63 @@ pub(super) struct Wait<'a> {
     pub(super) rank: u32,
     pub(super) block: u32,
     pub(super) phase: Phase,
+    /// Where the peers' flags come.
+    pub(super) region: Region,
     /// What every peer's flag must be.
     pub(super) flag: Flag,
 }
 
 impl Wait<'_> {
-    /// Waits for all `peers`; one deadline holds for all of them together.
+    /// Waits for the flags of all `peers`; one deadline holds for all waits with the same `started`.
     ///
     /// What a peer wrote before it released its flag happens before the return.
-    pub(super) fn for_all(&self, peers: impl Iterator<Item = u32>) -> Result<()> {
-        let mut started = None;
+    pub(super) fn for_all(&self, peers: impl Iterator<Item = u32>, started: &mut Option<Instant>) -> Result<()> {
         for peer in peers {
-            self.for_one(peer, &mut started)?;
+            self.until(peer, started, || self.poll(peer))?;
         }
         Ok(())
     }
 
+    /// Waits until `poll` finds what `peer` sends in this round.
     #[inline]
-    fn for_one(&self, peer: u32, started: &mut Option<Instant>) -> Result<()> {
+    pub(super) fn until(
+        &self,
+        peer: u32,
+        started: &mut Option<Instant>,
+        poll: impl Fn() -> Result<bool>,
+    ) -> Result<()> {
         for _ in 0..SPINS {
-            if self.poll(peer)? {
+            if poll()? {
                 return Ok(());
             }
             sync::spin_loop();
         }
-        self.patiently(peer, started)
+        self.patiently(peer, started, &poll)
     }
 
     #[cold]
-    fn patiently(&self, peer: u32, started: &mut Option<Instant>) -> Result<()> {
+    fn patiently(&self, peer: u32, started: &mut Option<Instant>, poll: &dyn Fn() -> Result<bool>) -> Result<()> {
         let started = *started.get_or_insert_with(Instant::now);
         loop {
             for _ in 0..YIELDS {
-                if self.poll(peer)? {
+                if poll()? {
                     return Ok(());
                 }
                 sync::yield_now();
             }
             let ended = self.group.check(self.rank);
+            let elsewhere = ended.is_ok() && self.is_elsewhere(peer);
             let waited = started.elapsed();
-            if ended.is_err() || waited >= self.group.timeout {
-                // The peer may have come since the last poll, or this thread may have slept in between; and others may have
-                // done this round and failed in a later one.
-                if self.poll(peer)? {
-                    return Ok(());
-                }
-                ended?;
+            // This thread may have slept since the last poll. A peer that went on, to another call or until the group
+            // ended, sent what this round needs before.
+            if poll()? {
+                return Ok(());
+            }
+            ended?;
+            if elsewhere {
+                return Err(self.give_up_on_other_call(peer));
+            }
+            if waited >= self.group.timeout {
                 return Err(self.group.give_up(
                     self.rank,
                     Error::PeerTimeout {
@@ -82,23 +96,36 @@ impl Wait<'_> {
     /// Whether `peer` has come. It is compared for equality: an older or newer epoch is just not this one.
     #[inline]
     fn poll(&self, peer: u32) -> Result<bool> {
-        let half = self.group.flag_half(self.flag.epoch);
-        let word = self.group.segment(self.rank).flag(half, self.block, peer).load(Ordering::Acquire);
+        let word = self.signal(self.region, self.flag.epoch, peer);
         if word == self.flag.word() {
             return Ok(true);
         }
         match Flag::from_word(word) {
-            Some(observed) if observed.epoch == self.flag.epoch => Err(self.mismatch(peer)),
+            Some(observed) if observed.epoch == self.flag.epoch => Err(self.give_up_on_other_call(peer)),
             _ => Ok(false),
         }
     }
 
+    /// Whether `peer` has begun a round of the other region that this rank has not.
+    fn is_elsewhere(&self, peer: u32) -> bool {
+        let region = self.region.other();
+        let next = region.next(self.group.segment(self.rank).epoch(region, self.block));
+        Flag::from_word(self.signal(region, next, peer)).is_some_and(|flag| flag.epoch == next)
+    }
+
+    /// What `peer` last told of the half of round `epoch`.
+    #[inline]
+    fn signal(&self, region: Region, epoch: u32, peer: u32) -> u64 {
+        let half = self.group.signal_half(region, epoch);
+        self.group.segment(self.rank).signal(region, half, self.block, peer).load(Ordering::Acquire)
+    }
+
     #[cold]
-    fn mismatch(&self, peer: u32) -> Error {
+    fn give_up_on_other_call(&self, peer: u32) -> Error {
         let Some(call) = self.group.segment(self.rank).call() else {
             unreachable!("a call is left in the segment before its first round")
         };
-        // The peer can't have gone on to a later one: it waits for a flag of this epoch with its hash, in vain.
+        // The peer can't have gone on to a later one: it waits for this rank, in vain.
         let peer_call = self.group.segment(peer).call();
         let (rank, peer) = (self.rank as usize, peer as usize);
         let error = Error::Mismatch { rank, call, peer, peer_call, block: self.block, epoch: self.flag.epoch };

@@ -21,11 +21,13 @@
 //! poll. So a poll compares for equality and no wrap of the epoch can confuse it.
 //!
 //! The argument uses nothing of what the slots hold, so one epoch a block serves all algorithms by flags and they may
-//! alternate. Those by LL packets have slots and epochs of their own (`kernels/packets.cuh`).
+//! alternate. Those by LL packets have slots and epochs of their own, and an argument of their own: `kernels/packets.cuh`,
+//! and `src/host/packets.rs` for the host.
 //! It needs that all ranks run the same rounds: the plan is a pure function of what they agree on, and the hash in each
 //! flag ([`call`]) shows when they don't.
 //!
-//! loom and shuttle check it on the host backend, and that it fails with one half, or with a relaxed release.
+//! loom and shuttle check both on the host backend, and that they fail with one half, with a relaxed release, or with an
+//! epoch that is stored apart from its payload.
 
 #[rustfmt::skip]
 pub(crate) mod bindings;

@@ -19,9 +19,10 @@ pub enum Algorithm {
     OneShotPull,
     /// Reduce-scatter, then all-gather, by loads from the peers' staging.
     TwoShotPull,
-    /// One-shot by LL packets, which carry their own signal: no fence, a third more bytes. CUDA only.
+    /// One-shot by LL packets, which carry their own signal: no fence, a third more bytes on GPUs and as many again on the
+    /// host, whose packets are smaller.
     OneShotLl,
-    /// Two-shot by LL packets. CUDA only.
+    /// Two-shot by LL packets.
     TwoShotLl,
     /// Every rank loads all peers' inputs where they are, without staging: for inputs in symmetric memory. Two barriers and
     /// a load there and back, (N−1)·S bytes out of each. CUDA only.
@@ -130,7 +131,8 @@ impl Algorithm {
         }
     }
 
-    /// Bytes of the units that it splits a message into: a pack of 16 bytes, or the payload of a packet.
+    /// Bytes of the units that it splits a message into: a pack of 16 bytes, or the payload of a packet. The host's packets
+    /// carry 4 bytes, and its units are that where these are 12.
     pub const fn unit_bytes(self) -> u64 {
         match self {
             Algorithm::OneShotLl | Algorithm::TwoShotLl => bindings::PEERSUM_LL_PAYLOAD_BYTES as u64,
@@ -143,6 +145,7 @@ impl Algorithm {
     ///
     /// One-shot hands the whole chunk to every peer's slot. Two-shot hands each peer its part, and beside it the reduced part
     /// of the chunk before. The pulls stage the chunk in the rank's own slots of the half, which lie side by side.
+    /// The host's packets have slots of their own, which hold less: [`Plan::chunk_bytes`] says what a call does.
     pub fn chunk_capacity(self, layout: &Layout) -> Option<u64> {
         let payload = layout.slot_bytes / PACK_BYTES * u64::from(bindings::PEERSUM_LL_PAYLOAD_BYTES);
         match self {
@@ -186,7 +189,8 @@ pub struct Plan {
     pub blocks: u32,
     /// Threads of a block. The host backend has one.
     pub threads: u32,
-    /// Bytes that a block moves in one chunk: a multiple of [`Algorithm::unit_bytes`].
+    /// Bytes that a block moves in one chunk: a multiple of [`Algorithm::unit_bytes`], or on the
+    /// host of what its packets carry.
     pub chunk_bytes: u64,
 }
 

@@ -93,10 +93,12 @@ fn one_rank_differs(devices: &Devices, world: usize, common: Made, other: Made) 
         rank.meet();
         let started = Instant::now();
         let stream = rank.raw_stream();
+        // A rank that comes late may be told already.
         // SAFETY: the tensor outlives the call, and has room for as many elements of 4 bytes.
-        unsafe { rank.communicator.all_reduce_raw(address, address, count, dtype, op, stream).unwrap() };
+        let called = unsafe { rank.communicator.all_reduce_raw(address, address, count, dtype, op, stream) };
         rank.stream.synchronize().unwrap();
         let error = rank.communicator.check().expect_err("no rank has the others' numbers");
+        assert!(called.is_ok() || called == Err(error.clone()), "{what}: {called:?}");
         assert!(started.elapsed() < Duration::from_secs(5), "{what}: {:?}", started.elapsed());
         // SAFETY: as above.
         let next = unsafe { rank.communicator.all_reduce_raw(address, address, count, dtype, op, stream) };

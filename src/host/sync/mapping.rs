@@ -12,11 +12,11 @@ use rustix::{
 };
 
 use super::{AtomicU32, AtomicU64};
-use crate::{Error, Result, protocol::layout::Layout};
+use crate::{Error, Result, host::packets::Packets, protocol::layout::Layout};
 
 /// The memory of one segment: zeroed, page-aligned, whole pages.
 ///
-/// Offsets are a [`Layout`]'s. The atomics may be used by any thread at any time; the payload's methods are unsafe, since
+/// Offsets are a [`Layout`]'s, and those of the [`Packets`] behind it. The atomics may be used by any thread at any time; the payload's methods are unsafe, since
 /// only the protocol keeps a reader and a writer apart.
 #[derive(Debug)]
 pub(in crate::host) struct Memory {
@@ -35,13 +35,14 @@ impl Memory {
     /// with an error now and not with SIGBUS in a call.
     pub(in crate::host) fn new(layout: &Layout) -> Result<Memory> {
         let failed = |call| move |errno: rustix::io::Errno| Error::System { call, reason: errno.to_string() };
-        let bytes = usize::try_from(layout.segment_bytes())
+        let wanted = Packets::new(layout).segment_bytes();
+        let bytes = usize::try_from(wanted)
             .ok()
             .and_then(|bytes| bytes.checked_next_multiple_of(param::page_size()))
             .ok_or_else(|| Error::System {
-                call: "sizing a segment",
-                reason: format!("{} bytes are more than memory can be addressed by", layout.segment_bytes()),
-            })?;
+            call: "sizing a segment",
+            reason: format!("{wanted} bytes are more than memory can be addressed by"),
+        })?;
         let file = fs::memfd_create("peersum", MemfdFlags::CLOEXEC).map_err(failed("memfd_create for a segment"))?;
         fs::ftruncate(&file, bytes as u64).map_err(failed("ftruncate of a segment"))?;
         // EINTR is the one failure that a second try cures.
@@ -105,6 +106,15 @@ impl Memory {
         assert!(word.is_aligned());
         // SAFETY: as in `word_32`, for flag words.
         unsafe { word.as_ref() }
+    }
+
+    /// The `count` words from `offset` on, which must be packets of one slot.
+    #[inline]
+    pub(in crate::host) fn packets(&self, offset: u64, count: usize) -> &[AtomicU64] {
+        let words = self.at(offset, count * size_of::<AtomicU64>()).cast::<AtomicU64>();
+        assert!(words.is_aligned());
+        // SAFETY: as in `word_32`, for packets.
+        unsafe { std::slice::from_raw_parts(words.as_ptr(), count) }
     }
 
     /// Copies `bytes` bytes into the staging at `offset`.

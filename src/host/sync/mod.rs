@@ -11,7 +11,7 @@ mod model;
 #[cfg(loom)]
 pub(super) use loom::{
     hint::spin_loop,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
     thread::yield_now,
 };
 #[cfg(not(any(loom, shuttle)))]
@@ -21,13 +21,13 @@ pub(super) use model::{Held, Instant, Memory};
 #[cfg(shuttle)]
 pub(super) use shuttle::{
     hint::spin_loop,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
     thread::yield_now,
 };
 #[cfg(not(any(loom, shuttle)))]
 pub(super) use std::{
     hint::spin_loop,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
     thread::yield_now,
     time::Instant,
 };

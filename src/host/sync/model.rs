@@ -6,6 +6,7 @@ use std::{cell::UnsafeCell, collections::HashMap, ops::Range, time::Duration};
 use super::{AtomicU32, AtomicU64};
 use crate::{
     Result,
+    host::packets::Packets,
     protocol::{layout::Layout, split::PACK_BYTES},
 };
 
@@ -27,6 +28,9 @@ impl Instant {
 pub(in crate::host) struct Memory {
     words_32: HashMap<u64, AtomicU32>,
     words_64: HashMap<u64, AtomicU64>,
+    layout_of_packets: Packets,
+    /// Slot after slot: a header and packets, without what lies between slots.
+    packets: Vec<AtomicU64>,
     staging: u64,
     cells: Vec<Cell>,
     /// In units of 16 bytes, so that the payload is aligned.
@@ -49,12 +53,16 @@ impl Memory {
                 }
             }
         }
+        let layout_of_packets = Packets::new(layout);
+        let words = layout_of_packets.slots() * (1 + layout_of_packets.slot_packets());
         let control = crate::host::segment::control_words(layout);
         let staging = layout.slot(0, 0, 0);
         let packs = ((layout.segment_bytes() - staging) / PACK_BYTES) as usize;
         Ok(Memory {
             words_32: control.map(|offset| (offset, AtomicU32::new(0))).collect(),
             words_64,
+            layout_of_packets,
+            packets: (0..words).map(|_| AtomicU64::new(0)).collect(),
             staging,
             cells: (0..packs).map(|_| Cell::new()).collect(),
             data: (0..packs).map(|_| UnsafeCell::new(0)).collect(),
@@ -75,6 +83,14 @@ impl Memory {
 
     pub(in crate::host) fn word_64(&self, offset: u64) -> &AtomicU64 {
         &self.words_64[&offset]
+    }
+
+    pub(in crate::host) fn packets(&self, offset: u64, count: usize) -> &[AtomicU64] {
+        let start = offset - self.layout_of_packets.slot(0, 0, 0);
+        let (slot, word) =
+            (start / self.layout_of_packets.slot_bytes(), start % self.layout_of_packets.slot_bytes() / 8);
+        let first = slot * (1 + self.layout_of_packets.slot_packets()) + word;
+        &self.packets[first as usize..][..count]
     }
 
     /// # Safety
