@@ -1,6 +1,9 @@
 //! Reads what cuobjdump prints about machine code.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    ops::Range,
+};
 
 /// One kernel's machine code for one architecture.
 #[derive(Debug)]
@@ -48,6 +51,63 @@ impl Instruction {
     fn first_operand(&self) -> &str {
         self.operands.split(',').next().unwrap_or_default().trim()
     }
+
+    /// Whether threads go elsewhere from here, or wait for others to join them. BSSY only says where they will.
+    pub(crate) fn is_branch(&self) -> bool {
+        matches!(
+            self.base(),
+            "BRA" | "BRX" | "BRXU" | "JMP" | "JMX" | "JMXU" | "CALL" | "RET" | "EXIT" | "BSYNC" | "BREAK" | "WARPSYNC"
+        )
+    }
+
+    /// The registers that it writes.
+    pub(crate) fn written(&self) -> Range<u32> {
+        // It may write predicates too, before or instead.
+        let is_predicate = |operand: &&str| operand.starts_with('P') || operand.starts_with("UP");
+        if self.base().ends_with("SETP") || self.base() == "PLOP3" {
+            return 0..0;
+        }
+        let first = self.operands.split(',').map(str::trim).find(|operand| !is_predicate(operand));
+        let Some(first) = first.and_then(|operand| operand.strip_prefix('R')).and_then(leading_number) else {
+            return 0..0;
+        };
+        let is_wide = ["64", "WIDE", "F64"].iter().any(|modifier| self.has(modifier));
+        let is_double = matches!(self.base(), "CS2R" | "DADD" | "DMUL" | "DFMA");
+        first..first + if self.has("128") { 4 } else { 1 + u32::from(is_wide || is_double) }
+    }
+
+    /// The registers that it reads, of which some may be those that it writes.
+    pub(crate) fn read(&self) -> BTreeSet<u32> {
+        let mut operands: Vec<_> = self.operands.split(',').collect();
+        if !self.written().is_empty() {
+            let written = operands.iter().position(|operand| operand.trim().starts_with('R'));
+            operands.remove(written.unwrap_or(0));
+        }
+        operands.into_iter().flat_map(registers).collect()
+    }
+
+    /// The registers of the address that it goes to.
+    pub(crate) fn address_registers(&self) -> BTreeSet<u32> {
+        // `[R4.64+0x10]`, or behind a descriptor.
+        let address = self.operands.rsplit_once('[').and_then(|(_, rest)| rest.split_once(']'));
+        address.into_iter().flat_map(|(address, _)| registers(address)).collect()
+    }
+}
+
+/// The registers in a part of the operands: `R4`, `R4.reuse`, and with the next one `R4.64`.
+fn registers(text: &str) -> Vec<u32> {
+    let parts = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '.');
+    parts
+        .filter_map(|part| {
+            let first = leading_number(part.strip_prefix('R')?)?;
+            Some(first..first + if part.ends_with(".64") { 2 } else { 1 })
+        })
+        .flatten()
+        .collect()
+}
+
+fn leading_number(text: &str) -> Option<u32> {
+    text.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
 }
 
 impl Function {
@@ -79,8 +139,16 @@ impl Function {
     /// What it takes for possible may be more than what is: a call goes to what it calls and on, a join of threads on, or
     /// where any of the forks goes that it may belong to.
     pub(crate) fn reachable_without(&self, stops: impl Fn(&Instruction) -> bool) -> Result<Vec<bool>, String> {
+        self.reachable_from(if self.instructions.is_empty() { vec![] } else { vec![0] }, stops)
+    }
+
+    /// The same from these instructions, by their index.
+    pub(crate) fn reachable_from(
+        &self,
+        mut todo: Vec<usize>,
+        stops: impl Fn(&Instruction) -> bool,
+    ) -> Result<Vec<bool>, String> {
         let mut reached = vec![false; self.instructions.len()];
-        let mut todo = if self.instructions.is_empty() { vec![] } else { vec![0] };
         while let Some(index) = todo.pop() {
             if std::mem::replace(&mut reached[index], true) {
                 continue;
@@ -91,6 +159,26 @@ impl Function {
             }
         }
         Ok(reached)
+    }
+
+    /// The fewest instructions that lie between the one of this index and one that is `wanted`, if it can be reached.
+    pub(crate) fn fewest_between(
+        &self,
+        from: usize,
+        wanted: impl Fn(&Instruction) -> bool,
+    ) -> Result<Option<usize>, String> {
+        let mut seen = vec![false; self.instructions.len()];
+        let mut todo: VecDeque<_> = self.successors(from)?.into_iter().map(|next| (next, 0)).collect();
+        while let Some((index, between)) = todo.pop_front() {
+            if std::mem::replace(&mut seen[index], true) {
+                continue;
+            }
+            if wanted(&self.instructions[index]) {
+                return Ok(Some(between));
+            }
+            todo.extend(self.successors(index)?.into_iter().map(|next| (next, between + 1)));
+        }
+        Ok(None)
     }
 
     fn successors(&self, index: usize) -> Result<Vec<usize>, String> {
@@ -144,7 +232,8 @@ impl Function {
     }
 }
 
-fn inside(inner: &[Instruction], outer: &[Instruction]) -> bool {
+/// Whether a loop lies in another one.
+pub(crate) fn inside(inner: &[Instruction], outer: &[Instruction]) -> bool {
     let (inner, outer) = (inner.as_ptr_range(), outer.as_ptr_range());
     inner != outer && outer.start <= inner.start && inner.end <= outer.end
 }
@@ -272,6 +361,47 @@ code version = [1,8]
             reached(&["CALL.REL.NOINC 0x30", "STOP", "NOP", "RET.REL.NODEC R2 0x0"]).unwrap(),
             [0x0, 0x10, 0x30]
         );
+    }
+
+    #[test]
+    fn the_shortest_way_is_found() {
+        let between = |code: &[&str]| {
+            let mut listing = String::from("code for sm_90\nFunction : peersum_a\n");
+            for (index, line) in code.iter().enumerate() {
+                listing += &format!("/*{:04x}*/ {line} ; /* 0x0 */\n", index * 16);
+            }
+            functions(&listing)[0].fewest_between(0, |instruction| instruction.base() == "STOP")
+        };
+        assert_eq!(between(&["NOP", "STOP"]).unwrap(), Some(0));
+        assert_eq!(between(&["NOP", "@P0 BRA 0x40", "NOP", "NOP", "STOP"]).unwrap(), Some(1));
+        assert_eq!(between(&["STOP", "NOP", "NOP", "STOP"]).unwrap(), Some(2));
+        assert_eq!(between(&["STOP", "EXIT", "STOP"]).unwrap(), None);
+        assert!(between(&["NOP", "BRX R2 -0x10", "STOP"]).is_err());
+    }
+
+    #[test]
+    fn registers_are_read() {
+        let one = |text: &str| instruction(&format!("/*0000*/ {text} ;")).unwrap();
+        assert_eq!(one("IMAD.X R31, R25, 0x1, R39.reuse, P0").written(), 31..32);
+        assert_eq!(one("LDG.E.128.STRONG.SYS R4, desc[UR4][R8.64+0x1000]").written(), 4..8);
+        assert_eq!(one("@P0 LDG.E.64.STRONG.SYS R4, desc[UR4][R8.64]").written(), 4..6);
+        assert_eq!(one("IMAD.WIDE.U32 R56, R21, R4, RZ").written(), 56..58);
+        assert_eq!(one("LOP3.LUT P4, R7, R71, R80, RZ, 0xc0, !PT").written(), 7..8);
+        assert_eq!(one("IADD3 R72, P2, P4, R43, R34, R40").written(), 72..73);
+        for none in ["ISETP.NE.AND P5, PT, R68, R41, PT", "STG.E.128 desc[UR4][R6.64], R8", "R2UR UR4, R86", "BRA 0x10"]
+        {
+            assert!(one(none).written().is_empty(), "{none}");
+        }
+        let read = |text: &str| one(text).read().into_iter().collect::<Vec<_>>();
+        assert_eq!(read("IMAD.X R31, R25, 0x1, R39.reuse, P0"), [25, 39]);
+        assert_eq!(read("LOP3.LUT R62, R62, R41, R27, 0xf6, !PT"), [27, 41, 62]);
+        assert_eq!(read("LDG.E.128.STRONG.SYS R4, desc[UR14][R8.64+0x1000]"), [8, 9]);
+        assert_eq!(read("ISETP.NE.AND P5, PT, R68, -R41, PT"), [41, 68]);
+        assert_eq!(read("STG.E.128 desc[UR4][R6.64], R10"), [6, 7, 10]);
+        let address = |text: &str| one(text).address_registers().into_iter().collect::<Vec<_>>();
+        assert_eq!(address("LDG.E.128.STRONG.SYS R4, desc[UR14][R8.64+0x1000]"), [8, 9]);
+        assert_eq!(address("STG.E.128 desc[UR4][R6.64], R10"), [6, 7]);
+        assert_eq!(address("LDG.E.64 R10, [R12.64]"), [12, 13]);
     }
 
     #[test]

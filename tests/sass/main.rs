@@ -1,5 +1,5 @@
-//! The contract of the compiled kernels: wide accesses, system scope, packets in one access and without fences, no spills,
-//! nothing that is not coherent.
+//! The contract of the compiled kernels: wide accesses, system scope, packets in one access and without fences, polled by
+//! loads that go out together, no spills, nothing that is not coherent.
 //!
 //! A kernel that lost these would still pass tests of results, slowly, or fail them rarely. cuobjdump takes apart what
 //! build.rs compiled. Without nvcc or cuobjdump this says so and passes, or fails where PEERSUM_REQUIRE_NVCC is set.
@@ -19,7 +19,7 @@ use contract::Kernel;
 use peersum::DType;
 
 /// Kernels of `kernels/verify.cu`, which talk to no peer: the stack is all that they are held to.
-const HELPERS: [&str; 3] = ["peersum_fill_", "peersum_check_", "peersum_advance"];
+const HELPERS: [&str; 4] = ["peersum_fill_", "peersum_check_", "peersum_advance", "peersum_empty"];
 
 /// The images that build.rs left, or why there are none.
 fn images() -> Result<Vec<PathBuf>, String> {
