@@ -82,7 +82,7 @@ __device__ __forceinline__ void direct(const peersum_call& call) {
     for (uint32_t rank = 0; rank < N; rank++) gathered.packs[rank].words[0] = load_relaxed_sys(global<Bits>(input_of(rank)) + i);
     const Bits reduced = static_cast<Bits>(reduce<T, Op, N, 1>(gathered.packs, call.op).words[0]);
 #pragma unroll
-    for (uint32_t to = 0; to < kOutputs; to++) global<Bits>(output_at(to))[i] = reduced;
+    for (uint32_t to = 0; to < kOutputs; to++) store_plain(output_at(to) + i * sizeof(T), reduced);
   }
   block.next_round();
   if (kTwoShot ? block.exchange(PEERSUM_PHASE_EXIT) : block.exit_after_reads()) block.finish();

@@ -43,6 +43,10 @@ __device__ __forceinline__ void store_plain(uint64_t address, uint32_t value) {
   asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void store_plain(uint64_t address, uint16_t value) {
+  asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"(value) : "memory");
+}
+
 __device__ __forceinline__ Pack load_pack(const Pack* from) {
   __builtin_assume(__isGlobal(from));
   const uint4 loaded = *reinterpret_cast<const uint4*>(from);

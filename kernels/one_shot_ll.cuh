@@ -86,9 +86,9 @@ __device__ __forceinline__ void one_shot_ll_short(const peersum_call& call) {
     const uint32_t all = has(0) ? ~0u : 0;
     arrived = block.poll(
         packets, block.epoch(), PEERSUM_PHASE_EXCHANGE, block.watch(watches, awaited, watched),
-        [&](uint32_t j) { return block.in_half(from[j % N]) + j / N * blockDim.x; }, [](uint32_t j) { return j % N; },
-        [&](uint32_t j) { return j < N || has(j / N); },
-        [&](uint32_t j) { return kToItself || j % N != call.rank ? all : 0; });
+        [&](uint32_t j) { return block.in_half(from[j % N]) + (has(j / N) ? j / N * blockDim.x : 0); },
+        [](uint32_t j) { return j % N; }, [](uint32_t) { return true; },  // a second that it hasn't is the first again
+        [&](uint32_t j) { return (kToItself || j % N != call.rank) && (j < N || has(j / N)) ? all : 0; });
 #pragma unroll
     for (uint32_t u = 0; u < kAtOnce; u++) {
       if (!arrived || !has(u)) break;

@@ -18,7 +18,7 @@ namespace peersum {
 
 template <typename T, typename Op, int N>
 __device__ __forceinline__ void two_shot_ll(const peersum_call& call) {
-  constexpr int kMoves = N <= 6 ? 6 : 4;
+  constexpr int kMoves = N <= 4 ? 6 : 4;
   PacketBlock<N> block(call);
   const Tensor<T> input(call.input, call.count, call.vector_input);
   const Tensor<T> output(call.output, call.count, call.vector_output);
