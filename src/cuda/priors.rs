@@ -35,7 +35,11 @@ pub(crate) fn choose(bytes: u64, world: u32, placement: Placement) -> Choice {
     } else {
         Algorithm::TwoShotDirect
     };
-    let packets_up_to = if direct.serves(placement) { 128 * KIB } else { 512 * KIB };
+    let packets_up_to = match (direct.serves(placement), world) {
+        (false, _) => 512 * KIB,
+        (true, 0..=2) => 256 * KIB,
+        (true, _) => 128 * KIB,
+    };
     let algorithm = if bytes <= one_shot_up_to.min(packets_up_to) {
         Algorithm::OneShotLl
     } else if bytes <= packets_up_to {
