@@ -9,6 +9,9 @@
 // each stored after it had finished reading round e-2.
 //
 // Fresh memory is 0, so no round has epoch 0; the epoch goes from 2^32-1 to 2, which keeps the halves in turn.
+//
+// Not dealt with: a place that no message has reached for 2^32 rounds of its block still holds its packet of then, which the
+// round with that epoch takes for its own (the host backend clears its slots before the epoch wraps).
 #pragma once
 
 #include "reduce.cuh"

@@ -459,6 +459,17 @@ mod tests {
     }
 
     #[test]
+    fn symmetric_memory_has_room_for_both_buffers() {
+        assert_eq!(config("-e 1M").unwrap().library.symmetric_bytes, 0);
+        assert_eq!(config("-e 1M -R 0").unwrap().library.symmetric_bytes, 0);
+        let bytes = config("-e 1M -R 2").unwrap().library.symmetric_bytes;
+        assert!((2 << 20..3 << 20).contains(&bytes), "{bytes}");
+        assert!(config("-e 1M -R 2 --unalign 64").unwrap().library.symmetric_bytes >= bytes + 2 * 64 * 4);
+        assert_eq!(parse("-R 2").unwrap().cuda_only(), ["-R 2"]);
+        assert!(error("-R 1").contains("possible values: 0, 2"));
+    }
+
+    #[test]
     fn lists_have_no_doubles() {
         let config = config("-d f16,all -o min,all").unwrap();
         assert_eq!(config.dtypes, [DType::F16, DType::F32, DType::BF16]);
