@@ -27,7 +27,8 @@ Flags of nccl-tests that have another form here, or none:
   -t, -p                 one process has a thread for each rank, and all join at the same time
   -m, --agg_iters        calls are not aggregated
   -r, --root             all-reduce has none
-  -S, -y, -R             no timestamps, no null stream, and no buffer has to be registered";
+  -R, --local_register 1 no buffer has to be registered; 2 is here, as symmetric memory
+  -S, -y                 no timestamps, no null stream";
 
 /// Bytes per second, in GB/s, at which a call of `bytes` bytes that takes `time_us` reduces its tensor.
 ///

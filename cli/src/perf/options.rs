@@ -512,7 +512,7 @@ mod tests {
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
         let words: Vec<_> = help.split([' ', ',', ';']).collect();
         assert!(Algorithm::ALL.iter().all(|algorithm| words.contains(&algorithm.name())), "{help}");
-        assert!(help.contains("two-shot-ll; on GPUs only: two-shot-ll-pull"), "{help}");
+        assert!(help.contains("two-shot-ll; on GPUs only: one-shot-direct"), "{help}");
     }
 
     #[test]
