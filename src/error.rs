@@ -301,17 +301,17 @@ pub enum Error {
     #[error(
         "rank {rank} called {call}, rank {peer} {} (block {block}, epoch {epoch}): make the same calls in the same order \
          on every rank, in a new group",
-        peer_call.map_or("another that it did not tell".into(), |call| call.to_string())
+        peer_call.as_ref().map_or("another that it did not tell".into(), |call| call.to_string())
     )]
     Mismatch {
         /// The rank that noticed.
         rank: usize,
         /// The call of `rank`.
-        call: Call,
+        call: Box<Call>,
         /// The first rank that it found in another call.
         peer: usize,
         /// The call of `peer`. `None` if it did not say in time which one that was; GPUs only.
-        peer_call: Option<Call>,
+        peer_call: Option<Box<Call>>,
         /// The block of the call.
         block: u32,
         /// The epoch.

@@ -115,7 +115,7 @@ fn one_rank_differs<T: Element, U: Element>(
     };
     assert!((*rank == odd) != (*peer == odd), "{error}");
     let of = |rank: usize| if rank == odd { others } else { common };
-    assert_eq!((call, peer_call), (of(*rank), of(*peer)), "{error}");
+    assert_eq!((&**call, &**peer_call), (of(*rank), of(*peer)), "{error}");
     for text in [format!("rank {rank} called {call},"), format!("rank {peer} {peer_call} ")] {
         assert!(error.to_string().contains(&text), "{error}");
     }
@@ -160,7 +160,7 @@ fn ranks_that_all_differ_are_told_of_two() {
     let results = run_ranks(group(4, &Options::default().timeout(Duration::from_secs(60))), |rank, communicator| {
         call(communicator, 100 + rank).expect_err("all differ")
     });
-    let Error::Mismatch { rank, call, peer, peer_call: Some(peer_call), .. } = results[0] else {
+    let Error::Mismatch { rank, call, peer, peer_call: Some(peer_call), .. } = &results[0] else {
         panic!("{}", results[0])
     };
     assert_ne!(rank, peer);

@@ -661,6 +661,7 @@ fn error_of(record: &bindings::peersum_record, peers: Option<&bindings::peersum_
                 // The peer had given up this same call, and its next ones left their flags as they went through undone.
                 return Error::Aborted { by: Some(peer) };
             }
+            let (call, peer_call) = (Box::new(call), peer_call.map(Box::new));
             Error::Mismatch { rank, call, peer, peer_call, block, epoch }
         }
         _ if record.abort == bindings::PEERSUM_ABORT_BY_HOST => Error::Aborted { by: None },
@@ -738,7 +739,10 @@ mod tests {
         let offsets = [0; 2];
         let call = |count: u64| Call { bytes: count * 2, dtype: DType::F16, op: ReduceOp::Max, plan, offsets };
         let noticed = record(2, 0, bindings::PEERSUM_GAVE_UP_MISMATCH, 100);
-        let mismatch = |peer_call| Error::Mismatch { rank: 2, call: call(100), peer: 0, peer_call, block: 3, epoch: 7 };
+        let mismatch = |peer_call: Option<Call>| {
+            let (call, peer_call) = (Box::new(call(100)), peer_call.map(Box::new));
+            Error::Mismatch { rank: 2, call, peer: 0, peer_call, block: 3, epoch: 7 }
+        };
         let aborted = |count| record(0, 2, bindings::PEERSUM_GAVE_UP_ABORTED, count);
         assert_eq!(error_of(&noticed, Some(&aborted(99))), mismatch(Some(call(99))));
         assert_eq!(error_of(&noticed, None), mismatch(None));

@@ -296,12 +296,12 @@ mod tests {
                     let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || each(rank))).collect();
                     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
                 });
-                let Error::Mismatch { rank, call, peer, peer_call: Some(peer_call), .. } = errors[0] else {
+                let Error::Mismatch { rank, call, peer, peer_call: Some(peer_call), .. } = &errors[0] else {
                     panic!("{}", errors[0])
                 };
                 let of = |rank| if rank == 1 { odd } else { usual };
-                assert_eq!((call.plan.algorithm, peer_call.plan.algorithm), (of(rank), of(peer)), "{}", errors[0]);
-                assert_ne!(of(rank), of(peer));
+                assert_eq!((call.plan.algorithm, peer_call.plan.algorithm), (of(*rank), of(*peer)), "{}", errors[0]);
+                assert_ne!(of(*rank), of(*peer));
                 assert_eq!((call.count(), peer_call.count()), (500, 500));
                 assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
             }

@@ -128,6 +128,7 @@ impl Wait<'_> {
         // The peer can't have gone on to a later one: it waits for this rank, in vain.
         let peer_call = self.group.segment(peer).call();
         let (rank, peer) = (self.rank as usize, peer as usize);
+        let (call, peer_call) = (Box::new(call), peer_call.map(Box::new));
         let error = Error::Mismatch { rank, call, peer, peer_call, block: self.block, epoch: self.flag.epoch };
         self.group.give_up(self.rank, error)
     }

@@ -109,7 +109,7 @@ fn one_rank_differs(devices: &Devices, world: usize, common: Made, other: Made) 
     let error = &results[0].0;
     let Error::Mismatch { rank, call, peer, peer_call: Some(peer_call), .. } = error else { panic!("{what}: {error}") };
     assert!((*rank == odd) != (*peer == odd), "{what}: {error}");
-    assert_eq!((*call, *peer_call), (results[*rank].1, results[*peer].1), "{what}: {error}");
+    assert_eq!((**call, **peer_call), (results[*rank].1, results[*peer].1), "{what}: {error}");
     for text in [format!("rank {rank} called {call},"), format!("rank {peer} {peer_call} ")] {
         assert!(error.to_string().contains(&text), "{error}");
     }
