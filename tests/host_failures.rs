@@ -164,7 +164,7 @@ fn ranks_that_all_differ_are_told_of_two() {
         panic!("{}", results[0])
     };
     assert_ne!(rank, peer);
-    assert_eq!((call.count(), peer_call.count()), (100 + rank as u64, 100 + peer as u64));
+    assert_eq!((call.count(), peer_call.count()), (100 + *rank as u64, 100 + *peer as u64));
     assert!(results.iter().all(|error| *error == results[0]), "{results:?}");
 }
 
