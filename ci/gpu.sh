@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The whole run on a machine with GPUs, correctness first: the tests, compute-sanitizer, the latency of every size, and the
-# sweep. About four minutes on one GPU. Nothing else may use the GPUs meanwhile: ranks wait for each other on them.
+# sweep. About six minutes on one GPU. Nothing else may use the GPUs meanwhile: ranks wait for each other on them.
 # usage: gpu.sh RESULTS [CALLS]       (beside the binaries of ci/gpu-pack.sh; CALLS with new data each, default 1000)
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -24,10 +24,11 @@ job() { # NAME SECONDS COMMAND...: output into a file, its last lines here
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | tee "$results/devices.csv"
 devices=$(wc -l < "$results/devices.csv")
 
-PEERSUM_TEST_CALLS=$calls job tests_data 240 "$here/cuda_tests" --test-threads=1 data::
-PEERSUM_TEST_CALLS=100 job tests 240 "$here/cuda_tests" --test-threads=1 edges:: failures:: faults:: graphs:: overlap:: stress:: symmetric:: values::
+PEERSUM_TEST_CALLS=$calls job tests_data 240 "$here/cuda_tests" --test-threads=1 data:: symmetric::every
+PEERSUM_TEST_CALLS=100 job tests 240 "$here/cuda_tests" --test-threads=1 edges:: failures:: faults:: graphs:: overlap:: stress:: values:: \
+  symmetric::a_ symmetric::memory symmetric::offsets symmetric::the_ symmetric::typed
 for overlap in late off; do
-  PEERSUM_TEST_OVERLAP=$overlap PEERSUM_TEST_CALLS=20 job "tests_overlap_$overlap" 120 "$here/cuda_tests" --test-threads=1 data:: graphs:: stress::
+  PEERSUM_TEST_OVERLAP=$overlap PEERSUM_TEST_CALLS=20 job "tests_overlap_$overlap" 120 "$here/cuda_tests" --test-threads=1 data:: graphs:: stress:: symmetric::
 done
 if command -v compute-sanitizer > /dev/null; then
   for tool in memcheck initcheck synccheck; do
@@ -42,8 +43,11 @@ for ranks in 2 4 8; do
   list=$(for ((rank = 0; rank < ranks; rank++)); do echo $((rank * (devices < ranks ? devices : ranks) / ranks)); done | paste -sd,)
   for size in 8K 16K 32K 64K 128K 256K 512K 1M 4M 16M 64M; do
     case $size in 4M | 16M | 64M) iterations=20 ;; *) iterations=100 ;; esac
-    timeout 30 "$here/peersum" perf -g $ranks --devices "$list" -d bfloat16 -b $size -e $size -G 10 -n $iterations \
-      -J "$results/perf_${ranks}_$size.json" >> "$results/perf.txt" 2>&1 || failed+=("perf $ranks $size")
+    for registered in 0 2; do # tensors anywhere, and in symmetric memory
+      timeout 30 "$here/peersum" perf -g $ranks --devices "$list" -d bfloat16 -b $size -e $size -G 10 -n $iterations \
+        -R $registered -J "$results/perf_${ranks}_${size}_$registered.json" >> "$results/perf.txt" 2>&1 ||
+        failed+=("perf $ranks $size -R $registered")
+    done
   done
 done
 grep -E "nRanks|^ +[0-9]|ERROR|WRONG" "$results/perf.txt" | sed 's/minBytes.*//' | cut -c1-120
