@@ -5,6 +5,7 @@ use std::thread;
 
 use half::{bf16, f16};
 use peersum::{DType, Element, Options, ReduceOp, host::Communicator};
+use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
 
 pub fn group(world: usize, options: &Options) -> Vec<Communicator> {
     Communicator::local(world, options).expect("a group of this size")
@@ -31,27 +32,20 @@ pub fn run_ranks<R: Send>(
     })
 }
 
-/// A small generator of repeatable numbers (Marsaglia: Xorshift RNGs, 2003).
-pub struct Random(u64);
+/// Repeatable numbers.
+pub struct Random(SmallRng);
 
 impl Random {
     pub fn new(seed: u64) -> Random {
-        let mut random = Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x9e37_79b9_7f4a_7c15);
-        for _ in 0..8 {
-            random.next();
-        }
-        random
+        Random(SmallRng::seed_from_u64(seed))
     }
 
     pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
+        self.0.next_u64()
     }
 
     pub fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
+        self.0.random_range(0..end)
     }
 
     pub fn of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {

@@ -8,19 +8,19 @@ use crate::{
     harness::{self, Rank},
 };
 
-const MOST_BYTES: usize = 64 << 20;
-const WORLDS: [usize; 5] = [2, 3, 4, 5, 8];
+pub const MOST_BYTES: usize = 64 << 20;
+pub const WORLDS: [usize; 5] = [2, 3, 4, 5, 8];
 
 /// One call of a run, the same on every rank.
 #[derive(Clone, Copy)]
-struct Shape {
-    count: usize,
-    op: ReduceOp,
-    in_place: bool,
+pub struct Shape {
+    pub count: usize,
+    pub op: ReduceOp,
+    pub in_place: bool,
 }
 
 /// Mostly small ones, some up to 64 MiB, with tails of every length; the borders always.
-fn shapes(calls: usize, dtype: DType, seed: u64) -> Vec<Shape> {
+pub fn shapes(calls: usize, dtype: DType, seed: u64) -> Vec<Shape> {
     let mut random = Random::new(seed);
     let most = MOST_BYTES / dtype.size();
     (0..calls)
@@ -37,8 +37,8 @@ fn shapes(calls: usize, dtype: DType, seed: u64) -> Vec<Shape> {
         .collect()
 }
 
-/// Where this rank's tensors start: often aligned, often not, and other than on the peers.
-fn offsets(random: &mut Random, dtype: DType) -> [u64; 2] {
+/// Where two tensors start: often aligned, often not.
+pub fn offsets(random: &mut Random, dtype: DType) -> [u64; 2] {
     [(); 2].map(|()| if random.below(2) == 0 { 0 } else { (random.below(16) * dtype.size()) as u64 })
 }
 

@@ -12,13 +12,12 @@ use peersum::{
 
 use crate::{
     common::{Random, Value, wild},
+    data::{self, MOST_BYTES, Shape, WORLDS},
     graphs::capture,
     harness::{self, Rank},
 };
 
-const WORLDS: [usize; 5] = [2, 3, 4, 5, 8];
 const DIRECT: [Algorithm; 2] = [Algorithm::OneShotDirect, Algorithm::TwoShotDirect];
-const MOST_BYTES: usize = 64 << 20;
 
 fn options() -> Options {
     harness::options().symmetric_bytes(2 * (MOST_BYTES + 4096))
@@ -28,31 +27,17 @@ fn memory(rank: &Rank) -> [SymmetricMemory; 2] {
     [(); 2].map(|()| rank.communicator.symmetric_memory(MOST_BYTES + 256).unwrap())
 }
 
-/// A call's shape, the same on every rank: elements, whether in place, and where in the two pieces.
-#[derive(Clone, Copy)]
-struct Shape {
-    count: usize,
-    in_place: bool,
-    offsets: [u64; 2],
-    op: ReduceOp,
-}
+/// A call of a run, and where its tensors start in the two pieces: the same on every rank.
+type Placed = (Shape, [u64; 2]);
 
-fn shapes(calls: usize, dtype: DType, algorithm: Option<Algorithm>, seed: u64) -> Vec<Shape> {
+fn shapes(calls: usize, dtype: DType, algorithm: Option<Algorithm>, seed: u64) -> Vec<Placed> {
     let mut random = Random::new(seed);
-    let most = MOST_BYTES / dtype.size();
-    (0..calls)
-        .map(|call| {
-            let magnitude = if random.below(50) == 0 { 26 } else { random.below(21) };
-            let count = match call {
-                0 => 0,
-                1 => most,
-                2 => most - 1,
-                _ => random.below(1 << magnitude).min(most),
-            };
-            let offsets =
-                [(); 2].map(|()| if random.below(2) == 0 { 0 } else { (random.below(16) * dtype.size()) as u64 });
-            let in_place = random.below(2) == 0 && algorithm != Some(Algorithm::OneShotDirect);
-            Shape { count, in_place, offsets, op: *random.of(&ReduceOp::ALL) }
+    let out_of_place_alone = algorithm == Some(Algorithm::OneShotDirect);
+    data::shapes(calls, dtype, seed)
+        .into_iter()
+        .map(|shape| {
+            let in_place = shape.in_place && !out_of_place_alone;
+            (Shape { in_place, ..shape }, data::offsets(&mut random, dtype))
         })
         .collect()
 }
@@ -61,9 +46,15 @@ fn shapes(calls: usize, dtype: DType, algorithm: Option<Algorithm>, seed: u64) -
 ///
 /// # Safety
 /// The shape lies within the memory.
-unsafe fn call(rank: &mut Rank, memory: &[SymmetricMemory; 2], shape: Shape, dtype: DType, state: &harness::State) {
-    let input = memory[0].address() + shape.offsets[0];
-    let output = if shape.in_place { input } else { memory[1].address() + shape.offsets[1] };
+unsafe fn call(
+    rank: &mut Rank,
+    memory: &[SymmetricMemory; 2],
+    (shape, offsets): Placed,
+    dtype: DType,
+    state: &harness::State,
+) {
+    let input = memory[0].address() + offsets[0];
+    let output = if shape.in_place { input } else { memory[1].address() + offsets[1] };
     // SAFETY: the caller's.
     unsafe { rank.verified_call(input, output, shape.count, dtype, shape.op, state).unwrap() };
 }
