@@ -86,7 +86,8 @@ fn sweep(world: usize) {
     for threads in [128, 512] {
         let graphs: Vec<_> = ranks.iter().map(|rank| capture_empty(rank, threads)).collect();
         synchronize(&ranks);
-        let times: Vec<_> = (0..ROUNDS + WARMUPS).map(|_| replay(&ranks, &graphs) / 100.0).skip(WARMUPS).collect();
+        let times: Vec<_> =
+            (0..ROUNDS + WARMUPS).map(|_| replay(&ranks, &graphs) / calls(0) as f32).skip(WARMUPS).collect();
         let least = times.iter().copied().fold(f32::INFINITY, f32::min);
         println!("empty,16,{threads},{world},0,{:.2},{least:.2},0", median(&times));
     }
@@ -178,7 +179,7 @@ fn capture(rank: &mut Rank, choice: Choice, bytes: usize) -> Option<CudaGraph> {
 /// What the graph of calls costs without them: T0.
 fn capture_empty(rank: &Rank, threads: u32) -> CudaGraph {
     rank.stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
-    for _ in 0..100 {
+    for _ in 0..calls(0) {
         // SAFETY: the stream is of the rank's device.
         unsafe { rank.verifier.empty(16, threads, rank.stream.cu_stream().cast()).unwrap() };
     }

@@ -43,7 +43,7 @@ impl Segment {
         check("cuMemGetAllocationGranularity", ordinal, status)?;
         let reserved = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_next_multiple_of(granularity.max(1)));
         let reserved = reserved.ok_or_else(|| Error::InvalidOption {
-            option: "staging_bytes",
+            option: "staging_bytes or symmetric_bytes",
             value: bytes.to_string(),
             reason: "more than a device can be asked for".into(),
         })?;

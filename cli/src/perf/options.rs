@@ -112,11 +112,11 @@ pub(crate) struct Arguments {
         short = 'R',
         long = "local_register",
         value_name = "0/2",
-        default_value_t = 0,
-        value_parser = clap::builder::TypedValueParser::map(clap::builder::PossibleValuesParser::new(["0", "2"]), |value| u8::from(value == "2") * 2),
+        default_value = "0",
+        value_parser = ["0", "2"],
         help_heading = "Library"
     )]
-    local_register: u8,
+    local_register: String,
     #[arg(long, value_name = "NAME", help = algorithm_help(), help_heading = "Library")]
     algorithm: Option<Algorithm>,
 
@@ -244,7 +244,7 @@ impl Arguments {
             (!self.timing.is_empty(), "--timing"),
             (self.threads.is_some(), "--threads"),
             (self.overlap.is_some(), "--overlap"),
-            (self.local_register == 2, "-R 2"),
+            (self.local_register == "2", "-R 2"),
         ];
         given.into_iter().filter_map(|(given, flag)| given.then_some(flag)).collect()
     }
@@ -338,7 +338,7 @@ impl Arguments {
                 OverlapChoice::Off => Overlap::Off,
             });
         }
-        if self.local_register == 2 {
+        if self.local_register == "2" {
             // Two buffers of the largest size, with what stands around their tensors.
             let around = (4 << 10) + self.unalign as u64 * 4;
             let bytes = self.sweep()?.max_bytes.saturating_add(around).saturating_mul(2);
