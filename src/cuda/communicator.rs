@@ -23,7 +23,7 @@ use crate::{
         bindings,
         call::Call,
         layout::Layout,
-        plan::{Choice, Priors, plan},
+        plan::{Choice, Forced, Priors, plan},
         split::PACK_BYTES,
     },
 };
@@ -59,7 +59,7 @@ pub struct Communicator {
     resident: Vec<u32>,
     options: Options,
     priors: Priors,
-    forced: Option<Choice>,
+    forced: Forced,
     /// Whether the device has programmatic dependent launch.
     dependent_launch: bool,
     /// Where the last call went, if its grid was too large for the next to come early.
@@ -218,7 +218,7 @@ impl Communicator {
     }
 
     fn join(seat: &mut Local, device: usize, options: &Options) -> Result<Communicator> {
-        validate(options)?;
+        validate(options.forced())?;
         let (rank, world) = (seat.rank(), seat.world() as u32);
         for (peer, theirs) in seat.all_gather(options.clone())?.iter().enumerate() {
             if theirs != options {
@@ -264,7 +264,7 @@ impl Communicator {
             resident,
             options: options.clone(),
             priors: priors::choose,
-            forced: None,
+            forced: options.forced(),
             dependent_launch: device
                 .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
                 >= 9,
@@ -330,11 +330,8 @@ impl Communicator {
             return Ok(None);
         }
         let resident = |algorithm, threads| self.resident_blocks(algorithm, threads);
-        let mut options = self.options.clone();
-        if let Some(forced) = self.forced {
-            options = options.algorithm(forced.algorithm).blocks(forced.blocks).threads(forced.threads);
-        }
-        plan(bytes, placement, &self.group.regions[0], &options, self.priors, &resident).map(Some)
+        let choice = (self.priors)(bytes, self.group.regions[0].world, placement);
+        plan(bytes, placement, &self.group.regions[0], self.forced, choice, &resident).map(Some)
     }
 
     /// Where tensors of `bytes` bytes at these addresses lie.
@@ -350,10 +347,13 @@ impl Communicator {
     /// Runs every following call as `choice` says, until it is `None`: for measuring candidates. Every rank must set the
     /// same between the same calls, or they will be told that their calls differ.
     pub fn force(&mut self, choice: Option<Choice>) -> Result<()> {
-        if let Some(choice) = choice {
-            validate(&self.options.clone().blocks(choice.blocks).threads(choice.threads))?;
-        }
-        self.forced = choice;
+        let forced = choice.map_or(self.options.forced(), |Choice { algorithm, blocks, threads }| Forced {
+            algorithm: Some(algorithm),
+            blocks: Some(blocks),
+            threads: Some(threads),
+        });
+        validate(forced)?;
+        self.forced = forced;
         Ok(())
     }
 
@@ -600,15 +600,15 @@ fn patience(options: &Options) -> Duration {
     options.timeout.saturating_add(Duration::from_secs(1))
 }
 
-fn validate(options: &Options) -> Result<()> {
+fn validate(forced: Forced) -> Result<()> {
     let invalid = |option, value: String, reason: String| Err(Error::InvalidOption { option, value, reason });
-    if let Some(threads) = options.threads {
+    if let Some(threads) = forced.threads {
         let most = bindings::PEERSUM_MAX_THREADS;
         if threads == 0 || threads % 32 != 0 || threads > most {
             return invalid("threads", threads.to_string(), format!("it must be a multiple of 32, from 32 to {most}"));
         }
     }
-    if let Some(blocks) = options.blocks {
+    if let Some(blocks) = forced.blocks {
         let most = bindings::PEERSUM_MAX_BLOCKS;
         if blocks == 0 || blocks > most {
             return invalid("blocks", blocks.to_string(), format!("it must be from 1 to {most}"));
@@ -647,6 +647,7 @@ fn error_of(record: &bindings::peersum_record, peers: Option<&bindings::peersum_
         bindings::PEERSUM_PHASE_ALL_GATHER => Phase::AllGather,
         bindings::PEERSUM_PHASE_ENTRY => Phase::Entry,
         bindings::PEERSUM_PHASE_EXIT => Phase::Exit,
+        bindings::PEERSUM_PHASE_GATE => Phase::Gate,
         _ => Phase::Exchange,
     };
     let (rank, peer) = (record.rank as usize, record.peer as usize);
@@ -683,7 +684,7 @@ fn call_of(record: &bindings::peersum_record) -> Call {
     // Codes that this library's own kernels copied from what `Communicator::call` gave them.
     let dtype = DType::ALL[record.dtype as usize];
     let op = ReduceOp::ALL[record.op as usize];
-    let algorithm = Algorithm::ALL[record.algorithm as usize];
+    let algorithm = Algorithm::from_code(record.algorithm).expect("a code of this library's");
     let chunk_bytes = record.chunk_units * algorithm.unit_bytes();
     let plan = Plan { algorithm, blocks: record.blocks, threads: record.threads, chunk_bytes };
     let offsets = offsets(algorithm, record.input, record.output);
