@@ -29,6 +29,8 @@
 #![warn(missing_docs)]
 
 #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+pub mod crossover;
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
 pub mod cuda;
 mod dtype;
 mod error;

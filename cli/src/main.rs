@@ -1,6 +1,8 @@
 //! The command `peersum`.
 
 mod perf;
+#[cfg(feature = "cuda")]
+mod tune;
 
 use std::{io, process::ExitCode};
 
