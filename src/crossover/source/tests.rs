@@ -1,3 +1,5 @@
+use std::slice;
+
 use super::{super::samples::*, *};
 use crate::{Algorithm, crossover::Machine};
 
@@ -132,8 +134,8 @@ fn a_type_without_a_curve_takes_that_of_its_size_or_of_any() {
     assert_eq!(DType::ALL.map(|dtype| blocks(&all, dtype)), [1, 2, 3]);
     assert_eq!(DType::ALL.map(|dtype| blocks(&[f32.clone(), bf16.clone()], dtype)), [1, 3, 3]);
     assert_eq!(DType::ALL.map(|dtype| blocks(&[f16.clone(), f32.clone()], dtype)), [1, 2, 2]);
-    assert_eq!(DType::ALL.map(|dtype| blocks(&[f32.clone()], dtype)), [1, 1, 1]);
-    assert_eq!(DType::ALL.map(|dtype| blocks(&[bf16.clone()], dtype)), [3, 3, 3]);
+    assert_eq!(DType::ALL.map(|dtype| blocks(slice::from_ref(&f32), dtype)), [1, 1, 1]);
+    assert_eq!(DType::ALL.map(|dtype| blocks(slice::from_ref(&bf16), dtype)), [3, 3, 3]);
 }
 
 #[test]
