@@ -57,6 +57,7 @@
 #define PEERSUM_TWO_SHOT_LL 5
 #define PEERSUM_ONE_SHOT_DIRECT 6
 #define PEERSUM_TWO_SHOT_DIRECT 7
+#define PEERSUM_NCCL 8 /* a gate of the library's, then NCCL */
 
 /* What a block was doing when it gave up. */
 #define PEERSUM_PHASE_EXCHANGE 0       /* the only round of a one-shot chunk */
@@ -64,6 +65,7 @@
 #define PEERSUM_PHASE_ALL_GATHER 2     /* the second round of a two-shot chunk */
 #define PEERSUM_PHASE_ENTRY 3          /* the round before tensors are read where they are */
 #define PEERSUM_PHASE_EXIT 4           /* the round after that */
+#define PEERSUM_PHASE_GATE 5           /* the round before NCCL is called */
 
 /* Why it gave up. */
 #define PEERSUM_GAVE_UP_TIMEOUT 1  /* a peer's flag did not come before the deadline */

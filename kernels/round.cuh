@@ -114,6 +114,8 @@ class Block : public Rounds<N> {
     __syncthreads();
     return meet<false>(PEERSUM_PHASE_EXIT);
   }
+  // Or where there is nothing to read: whoever leaves knows that every rank is in this call.
+  __device__ bool pass_gate() { return meet<false>(PEERSUM_PHASE_GATE); }
 
  private:
   template <bool kPayload>

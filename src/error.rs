@@ -17,6 +17,8 @@ pub enum Phase {
     Entry,
     /// After that, before they are the caller's again.
     Exit,
+    /// Before NCCL is called.
+    Gate,
     /// The first half of a two-shot.
     ReduceScatter,
     /// The second half of a two-shot.
@@ -29,6 +31,7 @@ impl fmt::Display for Phase {
             Phase::Exchange => "exchange",
             Phase::Entry => "entry",
             Phase::Exit => "exit",
+            Phase::Gate => "gate",
             Phase::ReduceScatter => "reduce-scatter",
             Phase::AllGather => "all-gather",
         })

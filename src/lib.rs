@@ -45,7 +45,7 @@ pub mod protocol;
 pub use dtype::{DType, Element};
 pub use error::{Error, Phase, Result};
 pub use op::ReduceOp;
-pub use options::{Options, Overlap};
+pub use options::{Nccl, Options, Overlap, TableFrom};
 pub use protocol::{
     call::Call,
     plan::{Algorithm, Choice, Placement, Plan},

@@ -1,8 +1,8 @@
 //! What a group of ranks may be asked to do differently.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
-use crate::protocol::plan::Algorithm;
+use crate::protocol::plan::{Algorithm, Forced};
 
 /// How a call's kernel and the next kernel of its stream may overlap: programmatic dependent launch, on GPUs of compute
 /// capability 9.0 and later.
@@ -23,11 +23,42 @@ pub enum Overlap {
     Early,
 }
 
+/// Whether a group has NCCL beside it, for calls that it does faster. CUDA only.
+///
+/// NCCL is loaded at run time, and a communicator of it takes time to make and memory to keep. Where it is joined, which
+/// calls go to it is for a table to say ([`TableFrom`]), or for [`Options::algorithm`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Nccl {
+    /// No.
+    Off,
+    /// If the group's table hands calls over to it. Where it can't be joined then, the group goes on without.
+    #[default]
+    Tabled,
+    /// Wherever it can be joined.
+    IfThere,
+    /// Always: that it can't be joined is an error.
+    Required,
+}
+
+/// Where a group looks for the table of what was measured on this machine (`peersum tune`). CUDA only.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TableFrom {
+    /// In the file that the variable `PEERSUM_TABLE` names, or in `peersum/table.toml` in the user's cache folder.
+    #[default]
+    Usual,
+    /// In this file.
+    File(PathBuf),
+    /// Nowhere: the built-in priors choose.
+    Nowhere,
+}
+
 /// Options of a group of ranks. All ranks of a group must be given the same; joining checks it.
 ///
 /// ```
 /// use peersum::{Algorithm, Options};
-/// use std::time::Duration;
+/// use std::{path::PathBuf, time::Duration};
 ///
 /// let options = Options::default()
 ///     .timeout(Duration::from_secs(5))
@@ -57,6 +88,16 @@ pub struct Options {
     pub threads: Option<u32>,
     /// How a call's kernel and the next may overlap. CUDA only.
     pub overlap: Overlap,
+    /// Whether NCCL is joined. CUDA only.
+    pub nccl: Nccl,
+    /// NCCL's library, or the folder that it is in. `None`, the default, looks for it
+    /// ([`Library::open`](crate::nccl::Library::open)).
+    pub nccl_library: Option<PathBuf>,
+    /// Where the table of choices is looked for. CUDA only.
+    pub table: TableFrom,
+    /// Never hands a call over to NCCL, whose bits depend on the size of the message and on the machine: this library's own
+    /// algorithms all give the same. Default: false.
+    pub deterministic: bool,
     /// The epoch before the first round. The protocol must not care; tests start it just below a wrap.
     pub first_epoch: u32,
 }
@@ -71,12 +112,20 @@ impl Default for Options {
             blocks: None,
             threads: None,
             overlap: Overlap::default(),
+            nccl: Nccl::default(),
+            nccl_library: None,
+            table: TableFrom::default(),
+            deterministic: false,
             first_epoch: 0,
         }
     }
 }
 
 impl Options {
+    pub(crate) fn forced(&self) -> Forced {
+        Forced { algorithm: self.algorithm, blocks: self.blocks, threads: self.threads }
+    }
+
     /// Sets [`Options::timeout`].
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -123,6 +172,34 @@ impl Options {
     #[must_use]
     pub fn overlap(mut self, overlap: Overlap) -> Self {
         self.overlap = overlap;
+        self
+    }
+
+    /// Sets [`Options::nccl`].
+    #[must_use]
+    pub fn nccl(mut self, nccl: Nccl) -> Self {
+        self.nccl = nccl;
+        self
+    }
+
+    /// Sets [`Options::nccl_library`].
+    #[must_use]
+    pub fn nccl_library(mut self, path: impl Into<PathBuf>) -> Self {
+        self.nccl_library = Some(path.into());
+        self
+    }
+
+    /// Sets [`Options::table`].
+    #[must_use]
+    pub fn table(mut self, from: TableFrom) -> Self {
+        self.table = from;
+        self
+    }
+
+    /// Sets [`Options::deterministic`].
+    #[must_use]
+    pub fn deterministic(mut self, deterministic: bool) -> Self {
+        self.deterministic = deterministic;
         self
     }
 

@@ -3,7 +3,7 @@
 use std::{
     ffi::c_void,
     ptr,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -11,27 +11,25 @@ use cudarc::driver::{CudaStream, sys};
 
 use super::{
     driver::{self, Device, check},
+    group::{Ending, Group, offsets},
     memory::{Record, Segment},
     module::{Kernels, resident_index},
     priors,
     symmetric::{Heap, SymmetricMemory},
 };
 use crate::{
-    Algorithm, DType, Error, Options, Overlap, Phase, Placement, Plan, ReduceOp, Result,
+    Algorithm, DType, Error, Options, Overlap, Placement, Plan, ReduceOp, Result,
     meeting::Local,
     protocol::{
         bindings,
         call::Call,
         layout::Layout,
-        plan::{Choice, Priors, plan},
+        plan::{Choice, Forced, Priors, plan},
         split::PACK_BYTES,
     },
 };
 
 const DEFAULT_STAGING_BYTES: usize = 32 << 20;
-/// How long a check waits for the record of a rank that is in another call. Its kernel looks up every some hundred
-/// microseconds, so it is there, or as good as never.
-const PATIENCE_WITH_PEER: Duration = Duration::from_millis(50);
 
 /// One rank of a group of GPUs.
 ///
@@ -59,7 +57,7 @@ pub struct Communicator {
     resident: Vec<u32>,
     options: Options,
     priors: Priors,
-    forced: Option<Choice>,
+    forced: Forced,
     /// Whether the device has programmatic dependent launch.
     dependent_launch: bool,
     /// Where the last call went, if its grid was too large for the next to come early.
@@ -67,54 +65,6 @@ pub struct Communicator {
     last_stream: Arc<Mutex<Option<Arc<CudaStream>>>>,
     heap: Arc<Heap>,
     group: Arc<Group>,
-}
-
-/// What all communicators of a group hold.
-pub(crate) struct Group {
-    /// How the group ended, for all ranks alike, once one has found out.
-    failure: OnceLock<Error>,
-    /// The regions of every segment, one behind the other: for flags and their slots, and for LL packets.
-    regions: [Layout; 2],
-    segments: Vec<Arc<Segment>>,
-    records: Vec<Arc<Record>>,
-    devices: Vec<Arc<Device>>,
-}
-
-impl Group {
-    fn check(&self) -> Result<()> {
-        if self.records.iter().any(|record| record.has_given_up() || record.abort_requested()) {
-            return Err(self.failure.get_or_init(|| self.cause()).clone());
-        }
-        Ok(())
-    }
-
-    /// What ended the group: the first cause, not what it did to the others. Only once something has.
-    #[cold]
-    fn cause(&self) -> Error {
-        // A rank writes its record before it tells the others, so where one was seen, the record of its cause is there.
-        let records: Vec<_> = self.records.iter().map(|record| record.read()).collect();
-        let mut aborted = None;
-        for record in records.iter().flatten() {
-            match self.error_of(record) {
-                error @ Error::Aborted { .. } => aborted = aborted.or(Some(error)),
-                cause => return cause,
-            }
-        }
-        if self.records.iter().any(|record| record.abort_requested()) {
-            return Error::Aborted { by: None };
-        }
-        aborted.unwrap_or(Error::Aborted { by: None })
-    }
-
-    fn error_of(&self, record: &bindings::peersum_record) -> Error {
-        let peers = self.records.get(record.peer as usize);
-        let peers = match record.reason {
-            // The peer finds that out too, or that this rank did, and gives up.
-            bindings::PEERSUM_GAVE_UP_MISMATCH => peers.and_then(|peers| peers.read_within(PATIENCE_WITH_PEER)),
-            _ => None,
-        };
-        error_of(record, peers.as_ref())
-    }
 }
 
 /// How a kernel overlaps with those before and after it in its stream.
@@ -145,7 +95,7 @@ pub(crate) struct Lifeline {
 impl Lifeline {
     /// The failure of the group, if there is one.
     pub(crate) fn check(&self) -> Result<()> {
-        self.group.check()
+        self.group.ending.check()
     }
 
     /// The stream of the rank's last call by the safe layer.
@@ -170,7 +120,7 @@ impl AbortHandle {
     /// and every call and check of the group returns [`Error::Aborted`]. Only writes a word of host memory:
     /// it returns at once, and works whatever the devices are busy with.
     pub fn abort(&self) {
-        self.group.records.iter().for_each(|record| record.request_abort());
+        self.group.ending.request_abort();
     }
 }
 
@@ -218,7 +168,7 @@ impl Communicator {
     }
 
     fn join(seat: &mut Local, device: usize, options: &Options) -> Result<Communicator> {
-        validate(options)?;
+        validate(options.forced())?;
         let (rank, world) = (seat.rank(), seat.world() as u32);
         for (peer, theirs) in seat.all_gather(options.clone())?.iter().enumerate() {
             if theirs != options {
@@ -257,14 +207,15 @@ impl Communicator {
         let heap = segment.address() + heap_start..segment.address() + bytes;
         let segments = seat.all_gather(Arc::new(segment))?;
         let records = seat.all_gather(Arc::new(Record::new(device.clone(), patience)?))?;
-        let group = Arc::new(Group { failure: OnceLock::new(), regions, segments, records, devices });
+        let ending = Arc::new(Ending::new(records));
+        let group = Arc::new(Group { ending, regions, segments, devices });
         Ok(Communicator {
             rank: rank as u32,
             kernels,
             resident,
             options: options.clone(),
             priors: priors::choose,
-            forced: None,
+            forced: options.forced(),
             dependent_launch: device
                 .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
                 >= 9,
@@ -330,11 +281,8 @@ impl Communicator {
             return Ok(None);
         }
         let resident = |algorithm, threads| self.resident_blocks(algorithm, threads);
-        let mut options = self.options.clone();
-        if let Some(forced) = self.forced {
-            options = options.algorithm(forced.algorithm).blocks(forced.blocks).threads(forced.threads);
-        }
-        plan(bytes, placement, &self.group.regions[0], &options, self.priors, &resident).map(Some)
+        let choice = (self.priors)(bytes, self.group.regions[0].world, placement);
+        plan(bytes, placement, &self.group.regions[0], self.forced, choice, &resident).map(Some)
     }
 
     /// Where tensors of `bytes` bytes at these addresses lie.
@@ -350,10 +298,13 @@ impl Communicator {
     /// Runs every following call as `choice` says, until it is `None`: for measuring candidates. Every rank must set the
     /// same between the same calls, or they will be told that their calls differ.
     pub fn force(&mut self, choice: Option<Choice>) -> Result<()> {
-        if let Some(choice) = choice {
-            validate(&self.options.clone().blocks(choice.blocks).threads(choice.threads))?;
-        }
-        self.forced = choice;
+        let forced = choice.map_or(self.options.forced(), |Choice { algorithm, blocks, threads }| Forced {
+            algorithm: Some(algorithm),
+            blocks: Some(blocks),
+            threads: Some(threads),
+        });
+        validate(forced)?;
+        self.forced = forced;
         Ok(())
     }
 
@@ -361,7 +312,7 @@ impl Communicator {
     /// for all of them. Doesn't synchronise: what a kernel that still runs will find is not known yet. Waits for nothing but,
     /// once for a group whose ranks differ, up to 50 ms until the other of two ranks has left its call too.
     pub fn check(&self) -> Result<()> {
-        self.group.check()
+        self.group.ending.check()
     }
 
     /// Aborts the group; see [`AbortHandle::abort`].
@@ -542,7 +493,7 @@ impl Communicator {
             block_units: units / blocks,
             chunk_units: plan.chunk_bytes / plan.algorithm.unit_bytes(),
             timeout_ns: u64::try_from(self.options.timeout.as_nanos()).unwrap_or(u64::MAX),
-            record: group.records[self.rank as usize].device_address(),
+            record: group.ending.record(self.rank).device_address(),
             rank: self.rank,
             world: layout.world,
             max_blocks: layout.max_blocks,
@@ -600,15 +551,15 @@ fn patience(options: &Options) -> Duration {
     options.timeout.saturating_add(Duration::from_secs(1))
 }
 
-fn validate(options: &Options) -> Result<()> {
+fn validate(forced: Forced) -> Result<()> {
     let invalid = |option, value: String, reason: String| Err(Error::InvalidOption { option, value, reason });
-    if let Some(threads) = options.threads {
+    if let Some(threads) = forced.threads {
         let most = bindings::PEERSUM_MAX_THREADS;
         if threads == 0 || threads % 32 != 0 || threads > most {
             return invalid("threads", threads.to_string(), format!("it must be a multiple of 32, from 32 to {most}"));
         }
     }
-    if let Some(blocks) = options.blocks {
+    if let Some(blocks) = forced.blocks {
         let most = bindings::PEERSUM_MAX_BLOCKS;
         if blocks == 0 || blocks > most {
             return invalid("blocks", blocks.to_string(), format!("it must be from 1 to {most}"));
@@ -640,56 +591,6 @@ fn validate_addresses(input: u64, output: u64, count: usize, bytes: u64, dtype: 
     Ok(())
 }
 
-/// What a rank's record says; of a mismatch, together with its peer's.
-fn error_of(record: &bindings::peersum_record, peers: Option<&bindings::peersum_record>) -> Error {
-    let phase = match record.phase {
-        bindings::PEERSUM_PHASE_REDUCE_SCATTER => Phase::ReduceScatter,
-        bindings::PEERSUM_PHASE_ALL_GATHER => Phase::AllGather,
-        bindings::PEERSUM_PHASE_ENTRY => Phase::Entry,
-        bindings::PEERSUM_PHASE_EXIT => Phase::Exit,
-        _ => Phase::Exchange,
-    };
-    let (rank, peer) = (record.rank as usize, record.peer as usize);
-    let (block, epoch) = (record.block, record.epoch);
-    match record.reason {
-        bindings::PEERSUM_GAVE_UP_TIMEOUT => {
-            Error::PeerTimeout { rank, peer, block, epoch, phase, waited: Duration::from_nanos(record.waited_ns) }
-        }
-        bindings::PEERSUM_GAVE_UP_MISMATCH => {
-            let (call, peer_call) = (call_of(record), peers.map(call_of));
-            if peer_call.is_some_and(|peer_call| peer_call.hash() == call.hash()) {
-                // The peer had given up this same call, and its next ones left their flags as they went through undone.
-                return Error::Aborted { by: Some(peer) };
-            }
-            let (call, peer_call) = (Box::new(call), peer_call.map(Box::new));
-            Error::Mismatch { rank, call, peer, peer_call, block, epoch }
-        }
-        _ if record.abort == bindings::PEERSUM_ABORT_BY_HOST => Error::Aborted { by: None },
-        _ => Error::Aborted { by: Some(record.abort.saturating_sub(1) as usize) },
-    }
-}
-
-/// Where peers look for a call's tensors, of where they lie from the start of their segment, if they look at all.
-fn offsets(algorithm: Algorithm, input: u64, output: u64) -> [u64; 2] {
-    match algorithm {
-        Algorithm::OneShotDirect => [input, 0],
-        Algorithm::TwoShotDirect => [input, output],
-        _ => [0, 0],
-    }
-}
-
-/// The call that a rank gave up.
-fn call_of(record: &bindings::peersum_record) -> Call {
-    // Codes that this library's own kernels copied from what `Communicator::call` gave them.
-    let dtype = DType::ALL[record.dtype as usize];
-    let op = ReduceOp::ALL[record.op as usize];
-    let algorithm = Algorithm::ALL[record.algorithm as usize];
-    let chunk_bytes = record.chunk_units * algorithm.unit_bytes();
-    let plan = Plan { algorithm, blocks: record.blocks, threads: record.threads, chunk_bytes };
-    let offsets = offsets(algorithm, record.input, record.output);
-    Call { bytes: record.count * dtype.size() as u64, dtype, op, plan, offsets }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -708,45 +609,6 @@ mod tests {
         assert!(matches!(check(256, 511, 1, DType::F16), Err(Error::Misaligned { what: "output", need: 2, .. })));
         assert!(matches!(check(0, 256, 1, DType::F16), Err(Error::NullPointer { what: "input", count: 1 })));
         assert!(matches!(check(u64::MAX - 3, 256, 4, DType::F32), Err(Error::TooLarge { .. })));
-    }
-
-    #[test]
-    fn records_of_different_calls_are_a_mismatch_and_of_one_call_are_not() {
-        let record = |rank, peer, reason, count| bindings::peersum_record {
-            abort_requested: 0,
-            state: 1,
-            reason,
-            rank,
-            peer,
-            block: 3,
-            phase: bindings::PEERSUM_PHASE_EXCHANGE,
-            epoch: 7,
-            abort: 1,
-            dtype: DType::F16.code(),
-            op: ReduceOp::Max.code(),
-            algorithm: Algorithm::OneShotLl.code(),
-            blocks: 4,
-            threads: 128,
-            count,
-            chunk_units: 10,
-            input: 256,
-            output: 512,
-            expected: 0,
-            observed: 0,
-            waited_ns: 0,
-        };
-        let plan = Plan { algorithm: Algorithm::OneShotLl, blocks: 4, threads: 128, chunk_bytes: 120 };
-        let offsets = [0; 2];
-        let call = |count: u64| Call { bytes: count * 2, dtype: DType::F16, op: ReduceOp::Max, plan, offsets };
-        let noticed = record(2, 0, bindings::PEERSUM_GAVE_UP_MISMATCH, 100);
-        let mismatch = |peer_call: Option<Call>| {
-            let (call, peer_call) = (Box::new(call(100)), peer_call.map(Box::new));
-            Error::Mismatch { rank: 2, call, peer: 0, peer_call, block: 3, epoch: 7 }
-        };
-        let aborted = |count| record(0, 2, bindings::PEERSUM_GAVE_UP_ABORTED, count);
-        assert_eq!(error_of(&noticed, Some(&aborted(99))), mismatch(Some(call(99))));
-        assert_eq!(error_of(&noticed, None), mismatch(None));
-        assert_eq!(error_of(&noticed, Some(&aborted(100))), Error::Aborted { by: Some(0) });
     }
 
     /// Field case A42 (flashinfer-ai/flashinfer#1223): sizes that wrap.

@@ -22,6 +22,7 @@
 
 mod communicator;
 mod driver;
+mod group;
 mod memory;
 mod module;
 mod priors;

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{communicator::Group, driver::Device};
+use super::{driver::Device, group::Group};
 
 /// Every piece starts and ends at a multiple of this.
 const PIECE_BYTES: u64 = 256;

@@ -141,8 +141,8 @@ impl Communicator {
             bytes,
             Placement::Anywhere,
             &self.group.layout,
-            &self.options,
-            priors::choose,
+            self.options.forced(),
+            priors::choose(bytes, self.group.layout.world, Placement::Anywhere),
             &|_, _| BLOCKS,
         )?;
         let chunk_bytes = Packets::new(&self.group.layout).chunk_bytes(plan.algorithm).unwrap_or(plan.chunk_bytes);

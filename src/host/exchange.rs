@@ -68,7 +68,8 @@ impl<'a> Exchange<'a> {
                     Algorithm::OneShotLl
                     | Algorithm::TwoShotLl
                     | Algorithm::OneShotDirect
-                    | Algorithm::TwoShotDirect => unreachable!("no group is made with these"),
+                    | Algorithm::TwoShotDirect
+                    | Algorithm::Nccl => unreachable!("no group is made with these"),
                 }
             }
         }

@@ -64,7 +64,7 @@ impl Call {
         let [bytes, codes, blocks_threads, chunk_bytes] = words;
         let code = |shift: u32| usize::from((codes >> shift) as u8);
         let (blocks, threads) = (blocks_threads as u32, (blocks_threads >> 32) as u32);
-        let plan = Plan { algorithm: *Algorithm::ALL.get(code(16))?, blocks, threads, chunk_bytes };
+        let plan = Plan { algorithm: Algorithm::from_code(code(16) as u32)?, blocks, threads, chunk_bytes };
         let (dtype, op) = (*DType::ALL.get(code(0))?, *ReduceOp::ALL.get(code(8))?);
         let call = Call { bytes, dtype, op, plan, offsets: [0; 2] };
         (bytes != 0).then_some(call)
@@ -77,6 +77,9 @@ pub(crate) const WORDS: usize = 4;
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Plan { algorithm, blocks, threads, .. } = self.plan;
+        if algorithm == Algorithm::Nccl {
+            return write!(f, "all_reduce of {} x {}, {} ({algorithm})", self.count(), self.dtype, self.op);
+        }
         let many = |number: u32| if number == 1 { "" } else { "s" };
         write!(
             f,
@@ -153,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_call_survives_its_words_and_fresh_memory_is_none() {
-        for algorithm in Algorithm::ALL {
+        for algorithm in Algorithm::ALL.into_iter().chain([Algorithm::Nccl]) {
             for dtype in DType::ALL {
                 for op in ReduceOp::ALL {
                     let plan = Plan { algorithm, blocks: 64, threads: 512, chunk_bytes: 1 << 40 };

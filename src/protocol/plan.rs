@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use super::{bindings, layout::Layout, split::PACK_BYTES};
-use crate::{Error, Options, Result};
+use crate::{Error, Result};
 
 /// How an all-reduce moves its data.
 ///
@@ -31,6 +31,10 @@ pub enum Algorithm {
     /// inputs and outputs in symmetric memory. Two barriers and a load there and back, 2(N−1)/N·S bytes out of each. CUDA
     /// only.
     TwoShotDirect,
+    /// NCCL's all-reduce, behind a gate at which all ranks meet: a round of flags that tells ranks whose calls differ, and
+    /// ends in an error where one doesn't come. What NCCL does is its own choice, and so are the bits. CUDA only, where NCCL
+    /// was joined (`Options::nccl`).
+    Nccl,
 }
 
 /// Where a call's tensors lie.
@@ -49,7 +53,7 @@ pub enum Placement {
 }
 
 impl Algorithm {
-    /// All algorithms, in the order of their codes.
+    /// All algorithms of this library, in the order of their codes: each gives the same bits.
     pub const ALL: [Algorithm; 8] = [
         Algorithm::OneShot,
         Algorithm::TwoShot,
@@ -85,6 +89,14 @@ impl Algorithm {
         matches!(self, Algorithm::OneShotDirect | Algorithm::TwoShotDirect)
     }
 
+    fn every() -> impl Iterator<Item = Algorithm> {
+        Algorithm::ALL.into_iter().chain([Algorithm::Nccl])
+    }
+
+    pub(crate) fn from_code(code: u32) -> Option<Algorithm> {
+        Algorithm::every().find(|algorithm| algorithm.code() == code)
+    }
+
     pub(crate) const fn code(self) -> u32 {
         match self {
             Algorithm::OneShot => bindings::PEERSUM_ONE_SHOT,
@@ -95,6 +107,7 @@ impl Algorithm {
             Algorithm::TwoShotLl => bindings::PEERSUM_TWO_SHOT_LL,
             Algorithm::OneShotDirect => bindings::PEERSUM_ONE_SHOT_DIRECT,
             Algorithm::TwoShotDirect => bindings::PEERSUM_TWO_SHOT_DIRECT,
+            Algorithm::Nccl => bindings::PEERSUM_NCCL,
         }
     }
 
@@ -109,6 +122,7 @@ impl Algorithm {
             Algorithm::TwoShotLl => "two-shot-ll",
             Algorithm::OneShotDirect => "one-shot-direct",
             Algorithm::TwoShotDirect => "two-shot-direct",
+            Algorithm::Nccl => "nccl",
         }
     }
 
@@ -116,7 +130,7 @@ impl Algorithm {
     /// second half of a chunk goes with the first half of the next; all others take as many again.
     pub const fn rounds(self) -> u32 {
         match self {
-            Algorithm::OneShot | Algorithm::OneShotPull | Algorithm::OneShotLl => 1,
+            Algorithm::OneShot | Algorithm::OneShotPull | Algorithm::OneShotLl | Algorithm::Nccl => 1,
             Algorithm::TwoShot | Algorithm::TwoShotPull | Algorithm::TwoShotLl => 2,
             Algorithm::OneShotDirect | Algorithm::TwoShotDirect => 2,
         }
@@ -157,7 +171,7 @@ impl Algorithm {
             // A packet takes a pack of the slot.
             Algorithm::OneShotLl => Some(payload),
             Algorithm::TwoShotLl => Some(payload * u64::from(layout.world)),
-            Algorithm::OneShotDirect | Algorithm::TwoShotDirect => None,
+            Algorithm::OneShotDirect | Algorithm::TwoShotDirect | Algorithm::Nccl => None,
         }
     }
 }
@@ -172,8 +186,8 @@ impl FromStr for Algorithm {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name).ok_or_else(|| {
-            let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
+        Algorithm::every().find(|algorithm| algorithm.name() == name).ok_or_else(|| {
+            let names: Vec<_> = Algorithm::every().map(Algorithm::name).collect();
             format!("unknown algorithm '{name}'; there are {}", names.join(", "))
         })
     }
@@ -194,7 +208,10 @@ pub struct Plan {
     pub chunk_bytes: u64,
 }
 
-/// What a table of priors says for one size.
+/// What this library's part of a call by NCCL is: a round of flags by one block.
+const GATE: Plan = Plan { algorithm: Algorithm::Nccl, blocks: 1, threads: 32, chunk_bytes: PACK_BYTES };
+
+/// What a table says for one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The algorithm.
@@ -205,7 +222,24 @@ pub struct Choice {
     pub threads: u32,
 }
 
-/// Where choices come from: a pure function of the message's bytes, the number of ranks, and where the tensors lie.
+impl Choice {
+    /// NCCL, whose blocks are its own affair.
+    pub const NCCL: Choice = Choice { algorithm: GATE.algorithm, blocks: GATE.blocks, threads: GATE.threads };
+}
+
+/// What is forced, whatever the choice: of [`Options`](crate::Options), or by whoever measures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forced {
+    /// The algorithm.
+    pub algorithm: Option<Algorithm>,
+    /// The blocks.
+    pub blocks: Option<u32>,
+    /// Threads of a block.
+    pub threads: Option<u32>,
+}
+
+/// Choices where nothing was measured: a pure function of the message's bytes, the number of ranks, and where the tensors
+/// lie.
 pub type Priors = fn(bytes: u64, world: u32, placement: Placement) -> Choice;
 
 /// What bounds the blocks of a call: given an algorithm and the threads of a block, how many can be resident together.
@@ -213,22 +247,24 @@ pub type Resident<'a> = &'a dyn Fn(Algorithm, u32) -> u32;
 
 /// The plan of a message of `bytes` bytes, or why the forced choice can't run.
 ///
-/// It must be the same on every rank: `layout`, `options` and `resident` are agreed when ranks join, `bytes` and
-/// `placement` by the caller. `bytes` is not 0.
+/// It must be the same on every rank: `layout`, `forced`, `resident` and where `choice` comes from are agreed when ranks
+/// join, `bytes` and `placement` by the caller. `bytes` is not 0. What is forced stands before `choice`.
 pub fn plan(
     bytes: u64,
     placement: Placement,
     layout: &Layout,
-    options: &Options,
-    priors: Priors,
+    forced: Forced,
+    mut choice: Choice,
     resident: Resident<'_>,
 ) -> Result<Plan> {
-    let mut choice = priors(bytes, layout.world, placement);
-    if let Some(algorithm) = options.algorithm {
+    if let Some(algorithm) = forced.algorithm {
         choice.algorithm = algorithm;
     }
-    if let Some(threads) = options.threads {
+    if let Some(threads) = forced.threads {
         choice.threads = threads;
+    }
+    if choice.algorithm == Algorithm::Nccl {
+        return Ok(Plan { algorithm: choice.algorithm, ..GATE });
     }
     if !choice.algorithm.serves(placement) {
         let reason = match choice.algorithm {
@@ -249,7 +285,7 @@ pub fn plan(
             reason: format!("not one block of {} threads can be resident beside those of all ranks", choice.threads),
         });
     }
-    let blocks = match options.blocks {
+    let blocks = match forced.blocks {
         Some(forced) if forced > layout.max_blocks || forced > most_resident => {
             return Err(Error::AlgorithmUnavailable {
                 algorithm: choice.algorithm,

@@ -1,13 +1,10 @@
 //! Not the numbers, which follow from measurements, but what must hold of any.
 
 use super::*;
-use crate::{
-    Options,
-    protocol::{
-        bindings,
-        layout::Layout,
-        plan::{Plan, plan},
-    },
+use crate::protocol::{
+    bindings,
+    layout::Layout,
+    plan::{Forced, Plan, plan},
 };
 
 const WORLDS: std::ops::RangeInclusive<u32> = 2..=8;
@@ -26,7 +23,8 @@ fn sizes() -> Vec<u64> {
 
 fn planned(bytes: u64, world: u32) -> Plan {
     let layout = Layout::new(world, bindings::PEERSUM_MAX_BLOCKS, 16 << 20).unwrap();
-    plan(bytes, Placement::Anywhere, &layout, &Options::default(), choose, &|_, _| 132).unwrap()
+    let choice = choose(bytes, world, Placement::Anywhere);
+    plan(bytes, Placement::Anywhere, &layout, Forced::default(), choice, &|_, _| 132).unwrap()
 }
 
 #[test]

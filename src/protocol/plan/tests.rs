@@ -1,12 +1,15 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::protocol::split::{self, split};
+use crate::{
+    Options,
+    protocol::split::{self, split},
+};
 
 const RESIDENT: u32 = 1000;
 
 /// Every algorithm by size, and more blocks than there ever are.
-fn greedy(bytes: u64, world: u32, _: Placement) -> Choice {
+fn greedy(bytes: u64, world: u32) -> Choice {
     let turn = (bytes / 4096 + u64::from(world)) as usize % Algorithm::STAGED.len();
     Choice { algorithm: Algorithm::STAGED[turn], blocks: u32::MAX, threads: 512 }
 }
@@ -18,7 +21,7 @@ fn layout(world: u32, max_blocks: u32, slot_lines: u64) -> Layout {
 
 fn forced(algorithm: Algorithm, bytes: u64, layout: &Layout) -> Plan {
     let options = Options::default().algorithm(algorithm);
-    plan(bytes, Placement::Symmetric, layout, &options, greedy, &|_, _| RESIDENT).unwrap()
+    plan(bytes, Placement::Symmetric, layout, options.forced(), greedy(bytes, layout.world), &|_, _| RESIDENT).unwrap()
 }
 
 fn reason(result: Result<Plan>) -> (Algorithm, String) {
@@ -98,7 +101,7 @@ proptest! {
         let layout = layout(world, max_blocks, 4);
         let algorithm = algorithm.map(|index| Algorithm::ALL[index]);
         let options = Options { algorithm, blocks, ..Options::default() };
-        match plan(bytes, Placement::Symmetric, &layout, &options, greedy, &|_, _| resident) {
+        match plan(bytes, Placement::Symmetric, &layout, options.forced(), greedy(bytes, world), &|_, _| resident) {
             Ok(plan) => {
                 let units = bytes.div_ceil(plan.algorithm.unit_bytes());
                 prop_assert!(plan.blocks >= 1 && u64::from(plan.blocks) <= units);
@@ -122,7 +125,7 @@ proptest! {
         let of_rank = || {
             let layout = Layout::new(world, 64, 8 << 20).unwrap();
             let resident = |algorithm: Algorithm, threads| algorithm.code() + threads;
-            plan(bytes, Placement::Anywhere, &layout, &Options::default(), greedy, &resident)
+            plan(bytes, Placement::Anywhere, &layout, Forced::default(), greedy(bytes, layout.world), &resident)
         };
         prop_assert_eq!(of_rank(), of_rank());
     }
@@ -133,7 +136,9 @@ fn what_is_forced_is_done_or_refused_with_the_reason() {
     let layout = layout(4, 64, 16);
     // 512 threads leave room for one block, and more threads for none.
     let resident = |_, threads: u32| 512 / threads;
-    let forced = |options: Options| plan(1 << 20, Placement::Anywhere, &layout, &options, greedy, &resident);
+    let forced = |options: Options| {
+        plan(1 << 20, Placement::Anywhere, &layout, options.forced(), greedy(1 << 20, layout.world), &resident)
+    };
     let options = || Options::default().algorithm(Algorithm::TwoShot);
 
     let done = forced(options().threads(64).blocks(8)).unwrap();
@@ -147,7 +152,14 @@ fn what_is_forced_is_done_or_refused_with_the_reason() {
         (Algorithm::TwoShot, "not one block of 1024 threads can be resident beside those of all ranks".into())
     );
     // Also more than there are flags for, though they would be resident.
-    let many = plan(1 << 20, Placement::Anywhere, &layout, &options().blocks(65), greedy, &|_, _| RESIDENT);
+    let many = plan(
+        1 << 20,
+        Placement::Anywhere,
+        &layout,
+        Forced { blocks: Some(65), ..options().forced() },
+        greedy(1 << 20, layout.world),
+        &|_, _| RESIDENT,
+    );
     assert!(reason(many).1.contains("only 64 can be resident together"));
 }
 
@@ -180,10 +192,12 @@ fn sizes_beyond_32_bits_do_not_wrap() {
 
 #[test]
 fn names_and_codes_come_back_as_they_were() {
-    for (code, algorithm) in Algorithm::ALL.into_iter().enumerate() {
+    for (code, algorithm) in Algorithm::ALL.into_iter().chain([Algorithm::Nccl]).enumerate() {
         assert_eq!(algorithm.code() as usize, code);
+        assert_eq!(Algorithm::from_code(code as u32), Some(algorithm));
         assert_eq!(algorithm.name().parse(), Ok(algorithm));
     }
+    assert_eq!(Algorithm::from_code(Algorithm::ALL.len() as u32 + 1), None);
     let unknown = "ring".parse::<Algorithm>().unwrap_err();
     assert!(Algorithm::ALL.iter().all(|algorithm| unknown.contains(algorithm.name())), "{unknown}");
 }
@@ -194,7 +208,7 @@ fn blocks_of_direct_kernels_are_counted_in_32_bits() {
     let layout = layout(4, 64, 16);
     let of = |bytes, blocks| {
         let options = Options::default().algorithm(Algorithm::TwoShotDirect).blocks(blocks);
-        plan(bytes, Placement::Symmetric, &layout, &options, greedy, &|_, _| RESIDENT)
+        plan(bytes, Placement::Symmetric, &layout, options.forced(), greedy(bytes, layout.world), &|_, _| RESIDENT)
     };
     let most = u64::from(u32::MAX) * PACK_BYTES;
     assert_eq!(of(most, 1).unwrap().chunk_bytes, most);
