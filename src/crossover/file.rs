@@ -245,7 +245,6 @@ struct FileCurve {
     #[serde(deserialize_with = "nccl_from")]
     nccl_from_bytes: NcclFrom,
     steps: Vec<FileStep>,
-    #[serde(default)]
     points: Vec<FilePoint>,
 }
 

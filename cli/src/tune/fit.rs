@@ -71,6 +71,8 @@ pub(crate) enum Warning {
     Unmeasured { algorithm: Algorithm, bytes: u64 },
     /// No monotone switch avoids it: the algorithm loses more than [`LOSS`] at this size.
     Loses { algorithm: Algorithm, bytes: u64, us: f64, best_us: f64 },
+    /// NCCL was not measured at the longest size, so it is not known from where on it is faster.
+    NcclUnmeasured { bytes: u64 },
     /// One border can't have both: NCCL was faster here, below the border.
     NcclFaster { bytes: u64, us: f64, nccl_us: f64 },
     /// One border can't have both: NCCL was slower here, above the border.
@@ -110,13 +112,9 @@ pub(crate) fn fit(placement: Placement, dtype: DType, sizes: &[Size]) -> Result<
         }
     }
     let refused = warnings.iter().any(|warning| matches!(warning, Warning::Wrong { name: NCCL, .. }));
-    let curve = Curve {
-        placement,
-        dtype,
-        nccl_from: if refused { NcclFrom::Never } else { times.nccl_from(&chosen, &mut warnings) },
-        steps: times.steps(&chosen),
-        points: times.points(),
-    };
+    let (steps, points) = (times.steps(&chosen), times.points());
+    let mut curve = Curve { placement, dtype, nccl_from: NcclFrom::NotMeasured, steps, points };
+    curve.nccl_from = if refused { NcclFrom::Never } else { times.nccl_from(&chosen, &curve, &mut warnings) };
     warnings.extend(curve.gaps().into_iter().map(Warning::Gap));
     Ok(Fit { curve, warnings })
 }
@@ -310,19 +308,24 @@ impl Times {
         (crossing as u64).next_multiple_of(16).clamp(low + 1, high)
     }
 
-    fn nccl_from(&self, chosen: &[Algorithm], warnings: &mut Vec<Warning>) -> NcclFrom {
-        if self.nccl.iter().all(Option::is_none) {
-            return NcclFrom::NotMeasured;
-        }
+    fn nccl_from(&self, chosen: &[Algorithm], curve: &Curve, warnings: &mut Vec<Warning>) -> NcclFrom {
         let sizes = self.bytes.len();
-        let own = |index: usize| self.own(index, chosen[index]).map(|timing| timing.us);
-        // Both, where both were measured.
-        let both = |index: usize| Some((own(index)?, self.nccl[index]?));
+        match (self.nccl.iter().any(Option::is_some), self.nccl[sizes - 1]) {
+            (false, _) => return NcclFrom::NotMeasured,
+            // Whether it stays faster is not known.
+            (true, None) => {
+                warnings.push(Warning::NcclUnmeasured { bytes: self.bytes[sizes - 1] });
+                return NcclFrom::NotMeasured;
+            }
+            (true, Some(_)) => (),
+        }
+        let own = |index: usize| curve.own_us(chosen[index], self.bytes[index]);
+        let nccl = |index: usize| curve.nccl_us(self.bytes[index]);
+        let both = |index: usize| Some((own(index)?, nccl(index)?));
         // What handing over from a size on costs in total; nothing if never, which an equal cost doesn't beat.
         let (mut first, mut least, mut cost) = (sizes, 0.0, 0.0);
         for index in (0..sizes).rev() {
-            let Some((own, nccl)) = both(index) else { continue };
-            cost += (nccl * HYSTERESIS / own).ln();
+            cost += both(index).map_or(UNMEASURED, |(own, nccl)| (nccl * HYSTERESIS / own).ln());
             if cost < least {
                 (first, least) = (index, cost);
             }
@@ -341,7 +344,7 @@ impl Times {
         match first {
             0 => NcclFrom::Bytes(0),
             index if index == sizes => NcclFrom::Never,
-            index => NcclFrom::Bytes(self.border(index, own, |at| self.nccl[at])),
+            index => NcclFrom::Bytes(self.border(index, own, nccl)),
         }
     }
 
@@ -385,6 +388,10 @@ impl fmt::Display for Warning {
             Warning::Loses { algorithm, bytes, us, best_us } => {
                 write!(f, "{algorithm} is taken for {bytes} B with {us:.2} µs, where the best takes {best_us:.2}: ")?;
                 write!(f, "no one switch avoids it")
+            }
+            Warning::NcclUnmeasured { bytes } => {
+                write!(f, "NCCL was not measured at {bytes} B, so it is not known from where on it is faster: ")?;
+                write!(f, "it isn't called")
             }
             Warning::NcclFaster { bytes, us, nccl_us } => {
                 write!(f, "NCCL takes {nccl_us:.2} µs for {bytes} B and the best algorithm {us:.2}, but NCCL is not ")?;
