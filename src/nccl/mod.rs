@@ -9,7 +9,6 @@
 mod borrowed;
 mod communicator;
 mod handle;
-#[cfg_attr(not(test), expect(dead_code, reason = "the CUDA backend doesn't take it yet"))]
 mod join;
 mod library;
 mod sys;
@@ -21,6 +20,7 @@ mod windows;
 use std::ffi::c_void;
 
 pub use borrowed::Borrowed;
+pub(crate) use join::{Registered, Settings, WarmUp, join};
 pub use library::Library;
 pub use version::{ParseVersionError, Version};
 
