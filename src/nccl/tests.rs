@@ -250,6 +250,23 @@ fn an_init_that_hangs_ends_at_the_deadline_for_all() {
     assert_eq!((stub.count(Count::Destroys), stub.count(Count::Misuses)), (0, 0));
 }
 
+/// The ranks can't agree any more then; but their waits end, and what was made is aborted, never destroyed half made.
+#[test]
+fn an_init_call_that_blocks_ends_the_meeting_of_the_others() {
+    let stub = Stub::new(variants::V2_32);
+    stub.block_init(1, true);
+    let results = ranks(3, SHORT, |seat| {
+        let joined = join(seat, &library(&stub), &settings(SHORT)).map(|agreed| agreed.map(drop));
+        if seat.rank() == 0 {
+            stub.block_init(1, false);
+        }
+        joined
+    });
+    assert!(matches!(results[0], Err(Error::MeetingTimeout { .. })), "{:?}", results[0]);
+    eventually("all are aborted", || stub.count(Count::Aborts) == 3);
+    assert_eq!((stub.count(Count::Destroys), stub.count(Count::Misuses)), (0, 0));
+}
+
 /// Field case A60 (meta-pytorch/torchcomms#3130): CUDA 802, which passes.
 #[test]
 fn error_802_is_tried_once_more_by_all_ranks_together() {
