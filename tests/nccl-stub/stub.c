@@ -1,5 +1,5 @@
-// A stand-in for NCCL. Its communicators are non-blocking, its all-reduces work on host memory: the last rank that calls
-// computes for all. What a version does to misuse, or needs of its caller, is counted in `misuses`. The functions
+// A stand-in for NCCL. Its communicators are non-blocking, its all-reduces work on host memory: the last rank that
+// calls computes for all. What a version does to misuse, or needs of its caller, is counted in `misuses`. The functions
 // stub_* tell it what to do. Communicators are never freed, so that their use after the end is counted too.
 #include <limits.h>
 #include <pthread.h>
@@ -171,8 +171,8 @@ int ncclCommInitRankConfig(struct comm **out, int world, struct unique_id id, in
   pthread_mutex_lock(&mutex);
   int late = 0, status = SUCCESS;
   struct comm *comm = NULL;
-  if (config->size != sizeof *config || config->magic != 0xcafebeef || config->version < 21800 || config->blocking != 0 ||
-      config->cga_cluster_size != INT_MIN || config->min_ctas != INT_MIN || config->net_name ||
+  if (config->size != sizeof *config || config->magic != 0xcafebeef || config->version < 21800 ||
+      config->blocking != 0 || config->cga_cluster_size != INT_MIN || config->min_ctas != INT_MIN || config->net_name ||
       config->split_share != INT_MIN || rank < 0 || rank >= world || world > MAX_RANKS) {
     counters[MISUSES]++;
     status = INVALID_ARGUMENT;
