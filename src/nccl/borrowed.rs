@@ -16,8 +16,9 @@ use crate::{DType, Error, ReduceOp, Result};
 /// A communicator of NCCL that belongs to somebody else, an `ncclComm_t`.
 ///
 /// It is used, never finalised, aborted or destroyed: [`AllReduce::abort`] ends its use here, and makes calls that poll
-/// for it return, but work that waits for other ranks goes on until the owner aborts the communicator. It may be blocking,
-/// and then its calls wait as long as NCCL does; or non-blocking, and then they are polled for until the timeout.
+/// for it return, but work that waits for other ranks goes on until the owner aborts the communicator. It may be
+/// blocking, and then its calls wait as long as NCCL does; or non-blocking, and then they are polled for until the
+/// timeout.
 pub struct Borrowed {
     handle: Handle<()>,
 }
@@ -61,8 +62,8 @@ impl Borrowed {
     }
 }
 
-// SAFETY: `all_reduce` makes NCCL's call of that name and nothing else, which enqueues just that; NCCL restores the current
-// device; `Handle` has the locks that calls from several threads need.
+// SAFETY: `all_reduce` makes NCCL's call of that name and nothing else, which enqueues just that; NCCL restores the
+// current device; `Handle` has the locks that calls from several threads need.
 unsafe impl AllReduce for Borrowed {
     fn version(&self) -> Version {
         self.handle.library().version()

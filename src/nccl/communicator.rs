@@ -29,14 +29,14 @@ const PATIENCE_WITH_END: Duration = Duration::from_millis(500);
 /// # Its end
 ///
 /// NCCL's own end of a communicator waits: for the work on the device, and for captured graphs that hold some, however
-/// long they live. It may also wait for the other ranks, since the last rank of a process to come frees what all have. So a
-/// thread of its own runs it, and owns what NCCL may still use: the places that NCCL stores handles in, and the memory that
-/// the caller asked to be kept. Dropping waits for it a moment, [`AllReduce::abort`] not at all. Neither speaks to other
-/// ranks, which may be gone.
+/// long they live. It may also wait for the other ranks, since the last rank of a process to come frees what all have.
+/// So a thread of its own runs it, and owns what NCCL may still use: the places that NCCL stores handles in, and the
+/// memory that the caller asked to be kept. Dropping waits for it a moment, [`AllReduce::abort`] not at all. Neither
+/// speaks to other ranks, which may be gone.
 ///
 /// Windows are freed with it. From 2.29.7 on NCCL does that itself, once nothing uses them any more. Before, they must
-/// be deregistered first, when the communicator is destroyed; but not when it is aborted, since kernels may be using them
-/// until NCCL has stopped them, and then the communicator has gone. So those few mappings stay.
+/// be deregistered first, when the communicator is destroyed; but not when it is aborted, since kernels may be using
+/// them until NCCL has stopped them, and then the communicator has gone. So those few mappings stay.
 pub(crate) struct Communicator {
     pub(super) handle: Arc<Handle<Owned>>,
     pub(super) lockstep: Lockstep,
@@ -44,7 +44,8 @@ pub(crate) struct Communicator {
 
 /// What must live as long as NCCL may use it.
 pub(super) struct Owned {
-    /// Where NCCL stores the communicator: when the call returns, and again by a thread of its own when the init is done.
+    /// Where NCCL stores the communicator: when the call returns, and again by a thread of its own when the init is
+    /// done.
     pub(super) _place: Box<AtomicPtr<c_void>>,
     /// Its init is over, and has succeeded: it may be destroyed, otherwise only aborted.
     pub(super) ready: bool,
@@ -99,8 +100,8 @@ fn warn_of(library: &Library, call: &'static str, rank: usize, status: super::sy
     }
 }
 
-// SAFETY: `all_reduce` makes NCCL's call of that name and nothing else, which enqueues just that; NCCL restores the current
-// device; `Handle` has the locks that calls from several threads need.
+// SAFETY: `all_reduce` makes NCCL's call of that name and nothing else, which enqueues just that; NCCL restores the
+// current device; `Handle` has the locks that calls from several threads need.
 unsafe impl AllReduce for Communicator {
     fn version(&self) -> Version {
         self.handle.library().version()

@@ -36,9 +36,9 @@ impl Comm {
 
 /// A communicator, with what the owner keeps beside it, and the locks around it.
 ///
-/// There are two. `turn` is held for a whole operation, its polls included, since NCCL refuses a second operation before
-/// the first is over. `open` is held for each call into NCCL, and free between polls: whoever aborts gets in there. A
-/// non-blocking communicator's calls return soon.
+/// There are two. `turn` is held for a whole operation, its polls included, since NCCL refuses a second operation
+/// before the first is over. `open` is held for each call into NCCL, and free between polls: whoever aborts gets in
+/// there. A non-blocking communicator's calls return soon.
 pub(super) struct Handle<T> {
     library: Arc<Library>,
     rank: usize,
@@ -134,7 +134,8 @@ impl<T> Handle<T> {
     fn state(&self) -> Result<Status> {
         let mut state = sys::SUCCESS;
         let asked = self.with(|comm, _| {
-            // SAFETY: the communicator has not ended, since `with` gives it, and `state` is a valid place for the answer.
+            // SAFETY: the communicator has not ended, since `with` gives it, and `state` is a valid place for the
+            // answer.
             unsafe { (self.library.functions().comm_get_async_error)(comm.raw(), &mut state) }
         })?;
         self.library.check("ncclCommGetAsyncError", self.rank, asked)?;

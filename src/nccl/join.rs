@@ -22,14 +22,14 @@ use super::{
 };
 use crate::{DType, Error, ReduceOp, Result, meeting::Local};
 
-/// How long NCCL gets to register a window after another rank's part has failed. It may not need that rank, and then all
-/// can go on without windows; if it isn't done, the communicator is lost.
+/// How long NCCL gets to register a window after another rank's part has failed. It may not need that rank, and then
+/// all can go on without windows; if it isn't done, the communicator is lost.
 const GRACE: Duration = Duration::from_millis(250);
 
 /// How a rank joins.
 pub(crate) struct Settings {
-    /// The meeting's: how long a rank waits for another. NCCL gets three quarters of it, so that a rank whose part hangs
-    /// gives up, and says so, before the ranks that wait for its word do.
+    /// The meeting's: how long a rank waits for another. NCCL gets three quarters of it, so that a rank whose part
+    /// hangs gives up, and says so, before the ranks that wait for its word do.
     pub(crate) timeout: Duration,
     /// The most blocks (CTAs) that a kernel of NCCL's may have; NCCL's own choice if `None`.
     pub(crate) max_blocks: Option<u32>,
@@ -130,7 +130,8 @@ pub(super) struct Lockstep {
     rank: usize,
     /// The last stage that each rank has failed in.
     failed: Vec<Arc<AtomicU32>>,
-    /// The stage that this rank is in. All ranks have the same stages. No number comes twice, so that nothing need be reset.
+    /// The stage that this rank is in. All ranks have the same stages. No number comes twice, so that nothing need be
+    /// reset.
     stage: Arc<AtomicU32>,
     timeout: Duration,
 }
@@ -230,8 +231,8 @@ fn same_library(hellos: &[Hello]) -> Agreed<()> {
     Ok(())
 }
 
-/// Why NCCL would refuse ranks that share a device. Asked before NCCL is: it finds that out in the middle of the init, and
-/// in one case by ending it on some ranks only.
+/// Why NCCL would refuse ranks that share a device. Asked before NCCL is: it finds that out in the middle of the init,
+/// and in one case by ending it on some ranks only.
 fn refusal(version: Version, settings: &Settings) -> Option<String> {
     if !settings.sharing {
         return None;
@@ -292,8 +293,8 @@ fn attempt(
 }
 
 impl Communicator {
-    /// Reduces one f32 of scratch memory, all ranks together: NCCL connects the ranks at the first call only, and registers
-    /// windows only after that. If it fails on any rank, all are aborted.
+    /// Reduces one f32 of scratch memory, all ranks together: NCCL connects the ranks at the first call only, and
+    /// registers windows only after that. If it fails on any rank, all are aborted.
     ///
     /// Returns when the call is enqueued. Not while the stream is being captured.
     ///
@@ -314,12 +315,12 @@ impl Communicator {
         Ok(agreed)
     }
 
-    /// Makes `bytes` from `address` on a window of symmetric memory, all ranks together, after [`Communicator::warm_up`]:
-    /// NCCL refuses windows that are the first thing a communicator is asked for. All-reduces whose tensors lie in it, at
-    /// the same offsets on all ranks, are then faster.
+    /// Makes `bytes` from `address` on a window of symmetric memory, all ranks together, after
+    /// [`Communicator::warm_up`]: NCCL refuses windows that are the first thing a communicator is asked for.
+    /// All-reduces whose tensors lie in it, at the same offsets on all ranks, are then faster.
     ///
-    /// If NCCL refuses it on any rank, all do without, after one more try behind one more warm-up. A range that is registered
-    /// already costs the ranks a meeting, and is then registered as often more.
+    /// If NCCL refuses it on any rank, all do without, after one more try behind one more warm-up. A range that is
+    /// registered already costs the ranks a meeting, and is then registered as often more.
     ///
     /// # Errors
     ///
@@ -330,8 +331,8 @@ impl Communicator {
     ///
     /// * The memory was made by `cuMemCreate` with handles that NCCL can export, on the rank's device, and stays mapped
     ///   until it is deregistered, or the communicator has ended: [`Settings::keep`] can see to that.
-    /// * With versions before 2.29.7, the communicator is dropped only after the work with windows has ended, and no graph
-    ///   with such work is launched any more.
+    /// * With versions before 2.29.7, the communicator is dropped only after the work with windows has ended, and no
+    ///   graph with such work is launched any more.
     /// * For the scratch memory and the stream, as [`Communicator::warm_up`].
     pub(crate) unsafe fn register(
         &self,
@@ -403,8 +404,8 @@ impl Communicator {
         let _turn = self.handle.turn();
         let status = self.handle.with(|comm, owned| {
             let place = owned.windows.place(address, bytes);
-            // SAFETY: the communicator has not ended, since `with` gives it. The place lives as long as the communicator,
-            // or until NCCL is done with it. The caller of `register` vouches for the memory.
+            // SAFETY: the communicator has not ended, since `with` gives it. The place lives as long as the
+            // communicator, or until NCCL is done with it. The caller of `register` vouches for the memory.
             unsafe { register(comm.raw(), address as *mut c_void, bytes, place, sys::WINDOW_SYMMETRIC) }
         });
         let result = self.handle.finish(CALL, status.map_err(Unsettled::Failed)?, patience);
@@ -428,8 +429,8 @@ impl Communicator {
             .unwrap_or_else(|error| Err(Unsettled::Failed(error)))
     }
 
-    /// Takes one [`Communicator::register`] back. The last of a range ends the window; this rank's alone, and at once, so
-    /// that all ranks do it is for the caller to see to.
+    /// Takes one [`Communicator::register`] back. The last of a range ends the window; this rank's alone, and at once,
+    /// so that all ranks do it is for the caller to see to.
     ///
     /// # Errors
     ///
@@ -445,8 +446,8 @@ impl Communicator {
             else {
                 return Ok(sys::SUCCESS);
             };
-            // SAFETY: the communicator has not ended, since `with` gives it, and the window was registered with it and is
-            // forgotten now. That nothing uses the window is for the caller, as for whoever frees memory.
+            // SAFETY: the communicator has not ended, since `with` gives it, and the window was registered with it and
+            // is forgotten now. That nothing uses the window is for the caller, as for whoever frees memory.
             Ok(unsafe { deregister(comm.raw(), window) })
         })??;
         Ok(self.handle.finish(CALL, status, &Patience::until(self.handle.timeout()))?)

@@ -132,8 +132,8 @@ fn hint(status: Status, description: &str) -> Option<&'static str> {
         );
     }
     matches!(status, sys::UNHANDLED_CUDA_ERROR | sys::SYSTEM_ERROR).then_some(
-        "Set NCCL_NVLS_ENABLE=0 if NVLink multicast can't be set up here (a container without /dev/nvidia-caps, a fabric \
-         manager that was restarted); NCCL_DEBUG=WARN prints more",
+        "Set NCCL_NVLS_ENABLE=0 if NVLink multicast can't be set up here (a container without /dev/nvidia-caps, a \
+         fabric manager that was restarted); NCCL_DEBUG=WARN prints more",
     )
 }
 

@@ -1,8 +1,8 @@
 //! NCCL, loaded at run time: one candidate for long messages that is not this library's own.
 //!
 //! [`Library`] finds it. The ranks of a group make a communicator of their own from the meeting that they have anyway,
-//! or an engine that has one already lends it as [`AllReduce`], by [`Borrowed`] or a type of its own, so that the memory
-//! of two isn't paid for.
+//! or an engine that has one already lends it as [`AllReduce`], by [`Borrowed`] or a type of its own, so that the
+//! memory of two isn't paid for.
 //!
 //! Nothing here knows CUDA: contexts are made current by the caller, addresses and streams are numbers that NCCL reads.
 
@@ -47,11 +47,11 @@ pub unsafe trait AllReduce: Send + Sync {
     /// The version of NCCL.
     fn version(&self) -> Version;
 
-    /// Enqueues an all-reduce of `count` elements on `stream`, a `CUstream`. In place if `input` and `output` are the same
-    /// address; otherwise they may not overlap.
+    /// Enqueues an all-reduce of `count` elements on `stream`, a `CUstream`. In place if `input` and `output` are the
+    /// same address; otherwise they may not overlap.
     ///
-    /// Returns once the work is enqueued, not when it is done; NCCL may wait for the other ranks' calls before, the first
-    /// time above all. Errors of one call are of that call: whether the next can work is for NCCL to say.
+    /// Returns once the work is enqueued, not when it is done; NCCL may wait for the other ranks' calls before, the
+    /// first time above all. Errors of one call are of that call: whether the next can work is for NCCL to say.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ pub unsafe trait AllReduce: Send + Sync {
     /// As [`AllReduce::all_reduce`].
     fn async_error(&self) -> Result<()>;
 
-    /// Ends the work that waits for other ranks, if the communicator is the implementor's to end, and all use of it. From
-    /// any thread, as often as one likes; returns at once.
+    /// Ends the work that waits for other ranks, if the communicator is the implementor's to end, and all use of it.
+    /// From any thread, as often as one likes; returns at once.
     fn abort(&self);
 }

@@ -64,7 +64,8 @@ fn declined<T: std::fmt::Debug>(all: Vec<Agreed<T>>) -> Declined {
 
 fn reduce<T: Element>(communicator: &dyn AllReduce, tensor: &mut [T], op: ReduceOp) -> Result<()> {
     let address = tensor.as_mut_ptr() as u64;
-    // SAFETY: the stub takes host memory and needs no stream. The callers let the tensor live until all ranks have called.
+    // SAFETY: the stub takes host memory and needs no stream. The callers let the tensor live until all ranks have
+    // called.
     unsafe { communicator.all_reduce(address, address, tensor.len(), T::DTYPE, op, ptr::null_mut()) }
 }
 
@@ -204,7 +205,7 @@ fn sharing_is_refused_on_all_ranks_before_any_init() {
 
 /// Field case A59 (pie-project/pie#500): NVLS multicast can't be set up.
 #[test]
-fn an_init_that_fails_is_told_to_all_with_ncclss_words_and_a_hint() {
+fn an_init_that_fails_is_told_to_all_with_nccls_words_and_a_hint() {
     for when in [When::AtOnce, When::Later] {
         let stub = Stub::new(variants::V2_32);
         stub.fail(Call::Init, 1, UNHANDLED_CUDA_ERROR, 1, when, "Failed to bind NVLink SHARP (NVLS) Multicast memory");
@@ -247,6 +248,23 @@ fn an_init_that_hangs_ends_at_the_deadline_for_all() {
     assert_eq!(reason.rank, 2);
     assert!(reason.reason.contains("ncclCommInitRankConfig of rank 2 was not over after"), "{reason}");
     eventually("all are aborted", || stub.count(Count::Aborts) == 4);
+    assert_eq!((stub.count(Count::Destroys), stub.count(Count::Misuses)), (0, 0));
+}
+
+/// The ranks can't agree any more then; but their waits end, and what was made is aborted, never destroyed half made.
+#[test]
+fn an_init_call_that_blocks_ends_the_meeting_of_the_others() {
+    let stub = Stub::new(variants::V2_32);
+    stub.block_init(1, true);
+    let results = ranks(3, SHORT, |seat| {
+        let joined = join(seat, &library(&stub), &settings(SHORT)).map(|agreed| agreed.map(drop));
+        if seat.rank() == 0 {
+            stub.block_init(1, false);
+        }
+        joined
+    });
+    assert!(matches!(results[0], Err(Error::MeetingTimeout { .. })), "{:?}", results[0]);
+    eventually("all are aborted", || stub.count(Count::Aborts) == 3);
     assert_eq!((stub.count(Count::Destroys), stub.count(Count::Misuses)), (0, 0));
 }
 
@@ -460,7 +478,7 @@ fn errors_that_nccl_finds_later_are_typed() {
     let error = communicators[1].async_error().unwrap_err();
     assert!(
         matches!(&error, Error::Nccl { rank: 1, code: REMOTE_ERROR, name, description, hint: None, .. }
-            if name == "ncclRemoteError" && description.contains("remote error") && description.contains("closed by peer")),
+            if name == "ncclRemoteError" && description.contains("remote error") && description.contains("by peer")),
         "{error}"
     );
     assert!(!error.is_recoverable());

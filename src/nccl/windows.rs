@@ -121,3 +121,44 @@ impl Windows {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn register(windows: &mut Windows, address: u64, bytes: usize) {
+        let place = windows.place(address, bytes);
+        // SAFETY: the place is there until the window is released.
+        unsafe { place.write(address as sys::Window) };
+        assert!(windows.register_last());
+    }
+
+    #[test]
+    fn a_range_ends_with_its_last_use_and_leaves_nothing() {
+        let mut windows = Windows::default();
+        register(&mut windows, 0x1000, 0x1000);
+        register(&mut windows, 0x8000, 0x1000);
+        assert_eq!(windows.classify(0x1000, 0x1000), Range::Again);
+        windows.use_again(0x1000, 0x1000);
+        assert!(windows.release(0x1000, 0x1000).unwrap().is_none());
+        let ended = windows.release(0x1000, 0x1000).unwrap().unwrap();
+        assert_eq!(ended.0 as u64, 0x1000);
+        assert_eq!(windows.classify(0x1000, 0x1000), Range::New);
+        assert!(windows.release(0x1000, 0x1000).is_err());
+        assert_eq!(windows.windows.len(), 1);
+        assert_eq!(windows.take_all()[0].0 as u64, 0x8000);
+        assert!(windows.take_all().is_empty());
+    }
+
+    #[test]
+    fn a_window_that_nccl_has_not_made_is_none() {
+        let mut windows = Windows::default();
+        windows.place(0x1000, 0x1000);
+        assert!(!windows.register_last());
+        assert_eq!(windows.classify(0x1000, 0x2000), Range::New);
+        assert!(windows.take_all().is_empty());
+        windows.forget_last();
+        assert!(windows.windows.is_empty());
+        assert!(matches!(windows.classify(u64::MAX - 4095, 4096), Range::Wrong(_)));
+    }
+}

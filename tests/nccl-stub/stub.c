@@ -1,5 +1,5 @@
-// A stand-in for NCCL. Its communicators are non-blocking, its all-reduces work on host memory: the last rank that calls
-// computes for all. What a version does to misuse, or needs of its caller, is counted in `misuses`. The functions
+// A stand-in for NCCL. Its communicators are non-blocking, its all-reduces work on host memory: the last rank that
+// calls computes for all. What a version does to misuse, or needs of its caller, is counted in `misuses`. The functions
 // stub_* tell it what to do. Communicators are never freed, so that their use after the end is counted too.
 #include <limits.h>
 #include <pthread.h>
@@ -76,6 +76,7 @@ static struct {
   char text[256];
 } faults[CALLS][MAX_RANKS];
 static int hanging[MAX_RANKS];
+static int blocking[MAX_RANKS];
 static int lazy_windows, default_polls = 2, block_end, last_max_ctas = INT_MIN;
 
 void stub_fail(int call, int rank, int code, int times, int late, const char *text) {
@@ -92,6 +93,9 @@ void stub_hang_init(int rank) {
   hanging[rank] = 1;
   pthread_mutex_unlock(&mutex);
 }
+
+// Lets the call itself not return, as a non-blocking communicator's should.
+void stub_block_init(int rank, int block) { __atomic_store_n(&blocking[rank], block, __ATOMIC_SEQ_CST); }
 
 void stub_lazy_windows(int lazy) { lazy_windows = lazy; }
 void stub_polls(int polls) { default_polls = polls; }
@@ -158,12 +162,17 @@ int ncclGetUniqueId(struct unique_id *id) {
   return status;
 }
 
+static void wait_while(int *flag) {
+  while (__atomic_load_n(flag, __ATOMIC_SEQ_CST)) nanosleep(&(struct timespec){0, 1000000}, NULL);
+}
+
 int ncclCommInitRankConfig(struct comm **out, int world, struct unique_id id, int rank, struct config *config) {
+  if (rank >= 0 && rank < MAX_RANKS) wait_while(&blocking[rank]);
   pthread_mutex_lock(&mutex);
   int late = 0, status = SUCCESS;
   struct comm *comm = NULL;
-  if (config->size != sizeof *config || config->magic != 0xcafebeef || config->version < 21800 || config->blocking != 0 ||
-      config->cga_cluster_size != INT_MIN || config->min_ctas != INT_MIN || config->net_name ||
+  if (config->size != sizeof *config || config->magic != 0xcafebeef || config->version < 21800 ||
+      config->blocking != 0 || config->cga_cluster_size != INT_MIN || config->min_ctas != INT_MIN || config->net_name ||
       config->split_share != INT_MIN || rank < 0 || rank >= world || world > MAX_RANKS) {
     counters[MISUSES]++;
     status = INVALID_ARGUMENT;
@@ -366,7 +375,7 @@ int ncclCommWindowDeregister(struct comm *comm, struct window *window) {
 
 static int end(struct comm *comm, int counter) {
   // What keeps it, a captured graph say, is not asked of any lock.
-  while (__atomic_load_n(&block_end, __ATOMIC_SEQ_CST)) nanosleep(&(struct timespec){0, 1000000}, NULL);
+  wait_while(&block_end);
   pthread_mutex_lock(&mutex);
   int status = SUCCESS;
   if (!usable(comm)) {

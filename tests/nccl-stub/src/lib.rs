@@ -115,6 +115,13 @@ impl Stub {
         self.tell("stub_hang_init", rank as i32);
     }
 
+    /// Lets the init call of `rank` not return until it is told otherwise.
+    pub fn block_init(&self, rank: usize, block: bool) {
+        let set: unsafe extern "C" fn(c_int, c_int) = self.function("stub_block_init");
+        // SAFETY: the function stores a number; the ranks of tests are few.
+        unsafe { set(rank as c_int, block.into()) }
+    }
+
     /// Whether windows can be registered only after a collective.
     pub fn lazy_windows(&self, lazy: bool) {
         self.tell("stub_lazy_windows", lazy.into());
