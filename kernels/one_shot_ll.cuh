@@ -102,7 +102,9 @@ __device__ __forceinline__ void one_shot_ll_short(const peersum_call& call) {
       }
     }
   }
-  if (block.conclude(arrived)) block.finish();
+  if (!block.conclude(arrived)) return;
+  block.finish();
+  block.sweep(block.epoch(), length);
 }
 
 template <typename T, typename Op, int N>
@@ -115,8 +117,10 @@ __device__ __forceinline__ void one_shot_ll_long(const peersum_call& call) {
   const uint64_t end = block_start(call, blockIdx.x + 1);
   begin_call(call);
   block.begin();
+  if (start >= end) return;  // without a round there is nothing to sweep behind; but no block is without a unit
+  uint32_t length;
   for (; start < end; start += call.chunk_units) {
-    const uint32_t length = static_cast<uint32_t>(min(call.chunk_units, end - start));
+    length = static_cast<uint32_t>(min(call.chunk_units, end - start));
     block.next_round();
     move_packs<4>(
         threadIdx.x, length, blockDim.x, [&](uint32_t i) { return input.load_payload(start + i); },
@@ -157,6 +161,7 @@ __device__ __forceinline__ void one_shot_ll_long(const peersum_call& call) {
     if (!block.conclude(arrived)) return;
   }
   block.finish();
+  block.sweep(block.epoch(), length);
 }
 
 template <typename T, typename Op, int N>

@@ -10,8 +10,23 @@
 //
 // Fresh memory is 0, so no round has epoch 0; the epoch goes from 2^32-1 to 2, which keeps the halves in turn.
 //
-// Not dealt with: a place that no message has reached for 2^32 rounds of its block still holds its packet of then, which the
-// round with that epoch takes for its own (the host backend clears its slots before the epoch wraps).
+// A poll compares for equality, and every place is looked at only in rounds long enough to reach it: a place could keep a
+// packet for a whole lap of the epoch, and hand it to the round that has this epoch again. So in each half two rounds of a
+// lap, half a lap apart, sweep: they leave nothing in this rank's slots at its peers as it was, but put a packet of no round
+// wherever their own don't go. In a chunk that isn't the last there is no such place, since it fills the slots; behind the
+// last, `sweep` does it. To prove: round x finds no packet of the round y that had its epoch in the lap before.
+//
+// * One of the rounds that sweep, s, lies between y and x, at least half a lap but one round before x. What it left has
+//   another epoch than y, as has what came after it. (Of one sweep a lap, its own packets would stay until it came again.)
+// * One block stores all of this, and `sweep` stores behind a barrier and at the end of a kernel: so a place takes it in
+//   turn. And x sees what s left: no call has that many rounds (in the smallest slots it would be of 200 GB), so the kernel
+//   of s has ended before the one began whose packets let this rank begin x.
+// * Nobody waits for what `sweep` clears: it lies beyond the packets of its round; the round before in this half has been
+//   read by all, since this rank has begun its own; and the next in this half needs this rank's next kernel.
+//
+// What a rank stores for itself it needs no sweep for: each thread polls there what it stored right before. Nor for the flag
+// words beside the packets: a round stores all of its half. A block that is not in a call has no round there; all of this is
+// about the rounds of one block.
 #pragma once
 
 #include "reduce.cuh"
@@ -107,7 +122,27 @@ class PacketBlock : public Rounds<N> {
   // succeeded. False, for all of them, if anybody gave up.
   __device__ bool conclude(bool arrived) const { return __syncthreads_and(arrived); }
 
+  // If the round sweeps, clears what its packets, `reached` of them in a slot, have left of this rank's slots at its peers.
+  // All threads call it, when the last chunk has concluded, for the rounds of that.
+  __device__ void sweep(uint32_t epoch, uint32_t reached) const {
+    if (!sweeps(epoch)) return;
+    // Computed again, not kept for this through all rounds.
+    const uint64_t slots = call_.packet_region + peersum_slot_offset(N, call_.max_blocks, call_.slot_bytes, epoch & 1u,
+                                                                     keep(blockIdx.x), call_.rank);
+    const uint32_t places = static_cast<uint32_t>(call_.slot_bytes / sizeof(Pack));
+#pragma unroll 1
+    for (uint32_t peer = 0; peer < N; peer++) {
+      if (peer == call_.rank) continue;
+      Pack* slot = global<Pack>(call_.segments[peer] + slots);
+#pragma unroll 1
+      for (uint32_t i = reached + threadIdx.x; i < places; i += blockDim.x) store_packet_relaxed_sys(slot + i, Pack{});
+    }
+  }
+
  private:
+  // In each half of a lap the rounds 2^30 and 2^30+1 of it, one of each half.
+  __device__ static bool sweeps(uint32_t epoch) { return ((epoch ^ 1u << 30) & ~(1u << 31 | 1u)) == 0; }
+
   __device__ const uint64_t* flag_line(uint32_t writer, uint32_t epoch) const {
     return global<uint64_t>(this->first_line(call_.rank, writer) + ((epoch & 1u) != 0 ? this->flags_of_half_ : 0));
   }

@@ -35,9 +35,11 @@ __device__ __forceinline__ void two_shot_ll(const peersum_call& call) {
   const uint64_t end = block_start(call, blockIdx.x + 1);
   begin_call(call);
   block.begin();
+  if (start >= end) return;  // without a round there is nothing to sweep behind; but no block is without a unit
+  uint32_t part;
   for (; start < end; start += call.chunk_units) {
     const uint32_t length = static_cast<uint32_t>(min(call.chunk_units, end - start));
-    const uint32_t part = (length + N - 1) / N;
+    part = (length + N - 1) / N;
     const auto load = [&](uint32_t unit) { return unit < length ? input.load_payload(start + unit) : Pack{}; };
     block.next_round();
     if (moves) {
@@ -98,6 +100,8 @@ __device__ __forceinline__ void two_shot_ll(const peersum_call& call) {
     if (!block.conclude(arrived)) return;
   }
   block.finish();
+  block.sweep(block.epoch() - 1, part);  // behind a wrap it was another, which doesn't sweep either
+  block.sweep(block.epoch(), part);
 }
 
 }  // namespace peersum
