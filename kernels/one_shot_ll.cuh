@@ -117,7 +117,8 @@ __device__ __forceinline__ void one_shot_ll_long(const peersum_call& call) {
   const uint64_t end = block_start(call, blockIdx.x + 1);
   begin_call(call);
   block.begin();
-  uint32_t length = 0;
+  if (start >= end) return;  // without a round there is nothing to sweep behind; but no block is without a unit
+  uint32_t length;
   for (; start < end; start += call.chunk_units) {
     length = static_cast<uint32_t>(min(call.chunk_units, end - start));
     block.next_round();

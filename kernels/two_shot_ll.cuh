@@ -35,7 +35,8 @@ __device__ __forceinline__ void two_shot_ll(const peersum_call& call) {
   const uint64_t end = block_start(call, blockIdx.x + 1);
   begin_call(call);
   block.begin();
-  uint32_t part = 0;
+  if (start >= end) return;  // without a round there is nothing to sweep behind; but no block is without a unit
+  uint32_t part;
   for (; start < end; start += call.chunk_units) {
     const uint32_t length = static_cast<uint32_t>(min(call.chunk_units, end - start));
     part = (length + N - 1) / N;

@@ -87,6 +87,11 @@ impl Kernel {
         }
     }
 
+    /// Places where packets of no round are stored: one a round that the last chunk has, in every form.
+    fn sweeps(&self) -> usize {
+        self.packet_polls()
+    }
+
     fn flag_rounds(&self) -> usize {
         self.released_rounds() + self.relaxed_rounds()
     }
@@ -105,6 +110,7 @@ pub(crate) fn violations(function: &Function, kernel: &Kernel) -> Vec<String> {
         broken.extend(payload(function, kernel));
     }
     broken.extend(short_forms(function, kernel));
+    broken.extend(sweeps(function, kernel));
     broken.extend(flags(function, kernel));
     broken.extend(addressing(function, kernel));
     broken.extend(beginning(function, kernel));
@@ -231,18 +237,18 @@ fn packets(function: &Function, kernel: &Kernel) -> Vec<String> {
     }
     let peers = kernel.peers();
     let polls = function.smallest_loops_with(|one| is_packet(one, "LDG"));
-    let stores = function.smallest_loops_with(|one| is_packet(one, "STG"));
-    let most = |loops: &[&[Instruction]], base: &str| {
-        loops.iter().map(|body| body.iter().filter(|one| is_packet(one, base)).count()).max().unwrap_or(0)
+    let stores = function.smallest_loops_with(is_sent);
+    let most = |loops: &[&[Instruction]], is: &dyn Fn(&Instruction) -> bool| {
+        loops.iter().map(|body| body.iter().filter(|one| is(one)).count()).max().unwrap_or(0)
     };
     let needed = kernel.packet_polls();
     if polls.len() != needed {
         broken.push(format!("{} loops poll packets by one access, {needed} must", polls.len()));
     }
-    if most(&polls, "LDG") < peers {
+    if most(&polls, &|one| is_packet(one, "LDG")) < peers {
         broken.push(format!("no loop polls packets of all {peers} peers"));
     }
-    if most(&stores, "STG") < peers {
+    if most(&stores, &is_sent) < peers {
         broken.push(format!("no loop stores packets for {peers} peers by one access each"));
     }
     broken
@@ -272,12 +278,49 @@ fn short_forms(function: &Function, kernel: &Kernel) -> Vec<String> {
         }
     }
 
-    let stored = function.instructions.iter().filter(|one| is_packet(one, "STG") && !is_in(&loops, one)).count();
+    let stored = function.instructions.iter().filter(|one| is_sent(one) && !is_in(&loops, one)).count();
     // Among more than four a rank stores to itself too.
     let receivers = if world > 4 { world } else { kernel.peers() };
     let needed = receivers * forms.iter().sum::<usize>();
     if stored != needed {
         broken.push(format!("short forms store {stored} packets, {needed} must"));
+    }
+    broken
+}
+
+/// Each form ends with a loop for each of its last rounds, which stores packets of no round; nobody's packets wait for it. The
+/// block has concluded before, so that no peer still polls what is cleared.
+fn sweeps(function: &Function, kernel: &Kernel) -> Vec<String> {
+    let needed = kernel.sweeps();
+    let mut broken = Vec::new();
+    let places: Vec<_> =
+        (0..function.instructions.len()).filter(|&index| is_cleared(&function.instructions[index])).collect();
+    let loops = function.smallest_loops_with(is_cleared);
+    if (places.len(), loops.len()) != (needed, needed) {
+        broken.push(format!("{} stores in {} loops clear slots, {needed} must", places.len(), loops.len()));
+    }
+    if loops.iter().any(|body| body.iter().any(|one| is_sent(one) || is_packet(one, "LDG"))) {
+        broken.push("a loop that clears slots moves packets too".into());
+    }
+    match function.reachable_without(|one| one.base() == "BAR") {
+        Ok(early) if places.iter().any(|&place| early[place]) => {
+            broken.push("slots are cleared before the block has concluded".into());
+        }
+        Ok(_) => {}
+        Err(unknown) => broken.push(unknown),
+    }
+    match function.reachable_from(places, |_| false) {
+        Ok(behind)
+            if function
+                .instructions
+                .iter()
+                .zip(&behind)
+                .any(|(one, behind)| *behind && (is_sent(one) || is_packet(one, "LDG"))) =>
+        {
+            broken.push("packets are moved behind the clearing of slots".into());
+        }
+        Ok(_) => {}
+        Err(unknown) => broken.push(unknown),
     }
     broken
 }
@@ -453,7 +496,7 @@ fn beginning(function: &Function, kernel: &Kernel) -> Vec<String> {
     }
     // The form for long messages stores in loops, where it computes the places.
     let loops = function.loops();
-    let is_short = |one: &Instruction| is_packet(one, "STG") && !is_in(&loops, one);
+    let is_short = |one: &Instruction| is_sent(one) && !is_in(&loops, one);
     let ways: Result<Vec<_>, _> = waits.iter().map(|&wait| function.fewest_between(wait, is_short)).collect();
     match ways {
         Ok(ways) => {
@@ -511,6 +554,16 @@ fn is_narrow(instruction: &Instruction) -> bool {
 /// One access of 16 bytes at system scope: an LL packet, or a pack of a tensor in symmetric memory.
 fn is_packet(instruction: &Instruction, base: &str) -> bool {
     instruction.base() == base && instruction.has("128") && is_system_strong(instruction)
+}
+
+/// A packet of no round, which is all zeros.
+fn is_cleared(instruction: &Instruction) -> bool {
+    is_packet(instruction, "STG") && instruction.operands.rsplit(',').next().is_some_and(|data| data.trim() == "RZ")
+}
+
+/// A packet that carries something: its epoch at least.
+fn is_sent(instruction: &Instruction) -> bool {
+    is_packet(instruction, "STG") && !is_cleared(instruction)
 }
 
 fn is_flag(instruction: &Instruction, base: &str) -> bool {
@@ -650,10 +703,23 @@ mod tests {
         )
     }
 
+    /// The end of a form.
+    fn sweeping(name: &str) -> String {
+        format!(
+            "BAR.RED.AND.DEFER_BLOCKING 0x0, P0
+            @P6 EXIT
+            sweep_{name}:
+            STG.E.128.STRONG.SYS desc[UR4][R28.64], RZ
+            @!P0 BRA =sweep_{name}
+            EXIT"
+        )
+    }
+
     fn short_form(packets: usize, world: usize) -> String {
         let receivers = if world > 4 { world } else { world - 1 };
         let stores = repeated(packets * receivers, |_| "STG.E.128.STRONG.SYS desc[UR4][R24.64], R4".into());
-        let poll = polling(&format!("short_{packets}"), packets * world);
+        let name = format!("short_{packets}");
+        let (poll, sweep) = (polling(&name, packets * world), sweeping(&name));
         format!(
             "form_{packets}:
             ACQBULK
@@ -662,7 +728,7 @@ mod tests {
             {stores}
             {poll}
             STG.E desc[UR4][R24.64], R4
-            EXIT"
+            {sweep}"
         )
     }
 
@@ -671,7 +737,7 @@ mod tests {
         let forms = if world > 4 { short_form(1, world) } else { short_form(1, world) + "\n" + &short_form(2, world) };
         let other = if world > 4 { "" } else { "@P1 BRA =form_2" };
         let stores = repeated(world - 1, |_| "STG.E.128.STRONG.SYS desc[UR4][R26.64], R4".into());
-        let poll = polling("long", world);
+        let (poll, sweep) = (polling("long", world), sweeping("long"));
         format!(
             "@P0 BRA =form_0
             {other}
@@ -686,7 +752,7 @@ mod tests {
             {poll}
             STG.E desc[UR4][R26.64], R4
             @!P0 BRA =chunk
-            EXIT"
+            {sweep}"
         )
     }
 
@@ -873,6 +939,26 @@ mod tests {
         only(&direct_with(second, &format!("IADD3 R31, R31, R100, RZ\n{second}")), "waits for a 16-byte load");
         only(&direct_with(second, &format!("BSYNC B0\n{second}")), "parts 16-byte loads");
         assert_eq!(direct_with(second, &format!("IMAD.X R203, RZ, RZ, R32\n{second}")), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_sweep_that_is_missing_or_not_at_the_end_is_found() {
+        let (clear, conclude) = ("STG.E.128.STRONG.SYS desc[UR4][R28.64], RZ", "BAR.RED.AND.DEFER_BLOCKING 0x0, P0");
+        only(&packets_with(clear, "NOP"), "2 stores in 2 loops clear slots, 3 must");
+        only(&packets_with(clear, &format!("{clear}\n{clear}")), "4 stores in 3 loops clear slots, 3 must");
+        only(&packets_with("@!P0 BRA =sweep_short_1", "NOP"), "3 stores in 2 loops clear slots, 3 must");
+        only(&packets_with(conclude, "NOP"), "slots are cleared before the block has concluded");
+        only(&packets_with(conclude, &format!("@P0 {conclude}")), "slots are cleared before the block has concluded");
+        // Not zeros, or not whole.
+        among(&packets_with(clear, &clear.replace("RZ", "R4")), "2 stores in 2 loops clear slots, 3 must");
+        among(&packets_with(clear, "STG.E.64.STRONG.SYS desc[UR4][R28.64], RZ"), "2 stores in 2 loops clear slots");
+        among(&packets_with(clear, "STG.E.128 desc[UR4][R28.64], RZ"), "without being strong at system scope");
+        // In every chunk.
+        let chunks = one_shot_by_packets(2).replace("@!P0 BRA =sweep_long", "@!P0 BRA =sweep_long\n@P5 BRA =chunk");
+        only(&broken("peersum_one_shot_ll_f32_sum_2", &assembled(&chunks)), "moved behind the clearing of slots");
+        let two_shot = broken("peersum_two_shot_ll_f32_sum_2", &assembled(&one_shot_by_packets(2)));
+        among(&two_shot, "3 stores in 3 loops clear slots, 2 must");
+        among(&with(12, "STG.E.128.STRONG.SYS desc[UR4][R28.64], RZ"), "1 stores in 1 loops clear slots, 0 must");
     }
 
     #[test]

@@ -82,6 +82,11 @@ proptest! {
         prop_assert_eq!(plan.chunk_bytes, capacity);
         let part = most_units_of_a_part(&plan, bytes, world);
         prop_assert!(part * bytes_in_a_slot(algorithm) <= layout.slot_bytes, "{:?}: {} units", plan, part);
+        // A chunk of packets that isn't the last fills the slots, so that the kernels need sweep behind the last alone.
+        if algorithm.packet_rounds() > 0 {
+            let parts = if algorithm == Algorithm::TwoShotLl { u64::from(world) } else { 1 };
+            prop_assert_eq!(plan.chunk_bytes / algorithm.unit_bytes(), parts * (layout.slot_bytes / PACK_BYTES));
+        }
         // The pulls lay a rank's parts side by side over its slots of a half.
         if matches!(algorithm, Algorithm::OneShotPull | Algorithm::TwoShotPull) {
             let beside = u64::from(algorithm == Algorithm::TwoShotPull && world > 1);
