@@ -203,6 +203,11 @@ fn a_file_is_replaced_at_once_and_nothing_else_is_left() {
     let no_folder = path.join("below-a-file.toml");
     let refused = table().write(&no_folder).unwrap_err().to_string();
     assert!(refused.starts_with(&no_folder.display().to_string()), "{refused}");
+    // A folder can't be replaced by a file, which is found out last.
+    let folder_there = path.with_file_name("folder");
+    fs::create_dir(&folder_there).unwrap();
+    table().write(&folder_there).unwrap_err();
+    fs::remove_dir(&folder_there).unwrap();
     let names: Vec<PathBuf> =
         fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(names, [path]);
