@@ -63,8 +63,41 @@ fn kernels() -> Result<(), String> {
         Err(reason) if required => return Err(format!("{REQUIRE} is set, but {reason}")),
         Err(reason) => rust_source(&[], &reason),
     };
+    let generated = generated + &digest_source(&sources(Path::new("kernels"))?);
     let path = out.join("kernels.rs");
     fs::write(&path, generated).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// The sources in a folder by name, whatever they are of.
+fn sources(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, String> {
+    let mut sources = Vec::new();
+    for extension in ["cu", "cuh", "h"] {
+        for path in files(folder, extension).map_err(|error| format!("{}: {error}", folder.display()))? {
+            let text = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            sources.push((path.file_name().unwrap_or_default().to_string_lossy().into_owned(), text));
+        }
+    }
+    sources.sort();
+    Ok(sources)
+}
+
+/// The line of `$OUT_DIR/kernels.rs` that tells these kernels from others: of the sources, so that builds for different GPUs
+/// agree.
+pub(crate) fn digest_source(sources: &[(String, Vec<u8>)]) -> String {
+    // FNV-1a, 64 bits (Fowler, Noll, Vo). A length ends each text, so that none goes on in the next.
+    let mut digest = 0xcbf2_9ce4_8422_2325_u64;
+    let mut add = |bytes: &[u8]| {
+        for &byte in bytes {
+            digest = (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    for (name, text) in sources {
+        for part in [name.as_bytes(), text] {
+            add(part);
+            add(&(part.len() as u64).to_le_bytes());
+        }
+    }
+    format!("\n/// Of the kernels' sources.\npub(crate) const DIGEST: &str = \"{digest:016x}\";\n")
 }
 
 /// The file names of the images in `out`, or why there can be none. The outer error is a failure of the build.

@@ -3,7 +3,8 @@
 // Element i of rank r in round s is a function of (s, r, i) alone, with values over many magnitudes, so that the order
 // of a sum and every rounding shows in the bits. The check computes all ranks' elements again, reduces them by the
 // definition (f32, rank order, one rounding), and compares bits; it shares no code with the algorithms but the rounding.
-// The round is read from device memory, so that a replayed graph has new data each time.
+// The round is read from device memory, so that a replayed graph has new data each time. With its highest bit set the values
+// are small integers instead, for algorithms that add in another order: every sum of theirs is exact in bf16 too.
 #include "reduce.cuh"
 
 namespace peersum {
@@ -15,11 +16,13 @@ __device__ __forceinline__ uint32_t mix(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-// A number of either sign with a 16-bit significand and an exponent from 2^-14 to 2^1: f16 holds sums of eight.
+// A number of either sign with a 16-bit significand and an exponent from 2^-14 to 2^1: f16 holds sums of eight. In a round of
+// exact sums, an integer from -16 to 15: bf16 holds all sums of eight.
 __device__ __forceinline__ float number(uint64_t round, uint32_t rank, uint64_t index) {
   uint32_t hash = mix(static_cast<uint32_t>(round) * 0x9e3779b9u + rank);
   hash = mix(hash ^ static_cast<uint32_t>(index));
   hash = mix(hash + static_cast<uint32_t>(index >> 32) + 0x7f4a7c15u);
+  if (round >> 63) return static_cast<float>(static_cast<int32_t>(hash >> 27) - 16);
   const float significand = static_cast<float>(static_cast<int32_t>(hash << 16) >> 16) * 0x1p-15f;
   return ldexpf(significand, static_cast<int>(hash >> 28) - 14);
 }

@@ -60,6 +60,13 @@ pub enum Error {
         reason: String,
     },
 
+    /// No NCCL that serves, or ranks that can't use it together.
+    #[error("NCCL is not available: {reason}")]
+    NcclUnavailable {
+        /// What was tried and what came back, or which rank can't use it and why.
+        reason: String,
+    },
+
     /// The GPU is older than the kernels.
     #[error(
         "device {device} ({name}) has compute capability {major}.{minor}; peersum needs 8.0 or later. Leave it out"
@@ -343,6 +350,46 @@ pub enum Error {
         description: String,
     },
 
+    /// A call of NCCL's failed, or work that NCCL does by itself.
+    #[error("{call} failed on rank {rank}: {name} ({code}), {description}{}", hint.map_or(String::new(), |hint| format!(". {hint}")))]
+    Nccl {
+        /// NCCL's function.
+        call: &'static str,
+        /// The rank whose call it was.
+        rank: usize,
+        /// NCCL's number for it.
+        code: i32,
+        /// NCCL's name for it.
+        name: String,
+        /// NCCL's words for it, and the last error that it has noted, which may be another rank's of this process.
+        description: String,
+        /// What may help, where that is known.
+        hint: Option<&'static str>,
+    },
+
+    /// A call of NCCL's did not come to an end.
+    #[error(
+        "{call} of rank {rank} was not over after {waited:?}: another rank did not make the call, or can't be reached. \
+         Make a new group; NCCL_DEBUG=WARN prints what NCCL waits for"
+    )]
+    NcclTimeout {
+        /// NCCL's function.
+        call: &'static str,
+        /// The rank whose call it was.
+        rank: usize,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+
+    /// Memory can't be registered with NCCL, or be no longer registered, by the caller's mistake.
+    #[error("rank {rank} can't register this memory with NCCL: {reason}")]
+    NcclRegistration {
+        /// The rank.
+        rank: usize,
+        /// What is wrong with the memory.
+        reason: String,
+    },
+
     /// A system call failed.
     #[error("{call} failed: {reason}")]
     System {
@@ -364,6 +411,8 @@ impl Error {
                 | Error::PeerFailed { .. }
                 | Error::MeetingTimeout { .. }
                 | Error::Driver { .. }
+                | Error::Nccl { .. }
+                | Error::NcclTimeout { .. }
                 | Error::System { .. }
         )
     }

@@ -38,6 +38,8 @@ pub mod host;
 #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
 pub mod interop;
 mod meeting;
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+pub mod nccl;
 mod op;
 mod options;
 pub mod protocol;

@@ -6,7 +6,9 @@ use std::{collections::BTreeSet, ffi::OsString, path::Path};
 #[path = "../build.rs"]
 mod build_script;
 
-use build_script::{Targets, arguments, check_release, find_nvcc, numbers, release, rust_source, targets};
+use build_script::{
+    Targets, arguments, check_release, digest_source, find_nvcc, numbers, release, rust_source, targets,
+};
 
 /// Looks for nvcc among these variables and files.
 fn find(variables: &[(&str, &str)], files: &[&str]) -> Result<Option<String>, String> {
@@ -122,4 +124,24 @@ fn the_generated_source_embeds_the_images_or_says_why_there_are_none() {
     assert!(source.contains("align(16)") && source.contains("\"/b.fatbin\"") && source.contains("REASON: &str = \"\""));
     let source = rust_source(&[], "no \"nvcc\"");
     assert!(source.contains("IMAGES: &[&[u8]] = &[];") && source.contains(r#"REASON: &str = "no \"nvcc\"""#));
+}
+
+#[test]
+fn the_digest_is_of_every_byte_and_name() {
+    let digest = |sources: &[(&str, &str)]| {
+        let owned: Vec<_> = sources.iter().map(|&(name, text)| (name.to_owned(), text.as_bytes().to_owned())).collect();
+        digest_source(&owned)
+    };
+    let base = digest(&[("a.cu", "one"), ("b.cuh", "two")]);
+    assert_eq!(base, digest(&[("a.cu", "one"), ("b.cuh", "two")]));
+    for other in [
+        &[("a.cu", "one"), ("b.cuh", "twO")][..],
+        &[("a.cu", "one"), ("c.cuh", "two")],
+        &[("a.cu", "onet"), ("b.cuh", "wo")],
+        &[("a.cu", "one")],
+        &[],
+    ] {
+        assert_ne!(base, digest(other), "{other:?}");
+    }
+    assert!(base.contains("DIGEST: &str = \"") && base.trim_end().ends_with("\";"), "{base}");
 }

@@ -4,7 +4,6 @@ use super::Source;
 use crate::{Result, meeting::Local};
 
 /// What all ranks of a group choose by.
-#[allow(dead_code)] // until joining calls it
 pub(crate) struct Agreed {
     /// That of rank 0.
     pub(crate) source: Source,
@@ -14,7 +13,6 @@ pub(crate) struct Agreed {
 
 /// Lets every rank choose by what rank 0 has, its table or priors: ranks that chose differently would wait for each
 /// other.
-#[allow(dead_code)] // until joining calls it
 pub(crate) fn agree(seat: &mut Local, own: Source) -> Result<Agreed> {
     let hashes = seat.all_gather(own.hash())?;
     let Some(other) = (0..hashes.len()).find(|&rank| hashes[rank] != hashes[0]) else {

@@ -28,8 +28,7 @@ mod machine;
 mod source;
 mod table;
 
-#[allow(unused_imports)] // until joining calls them
-pub(crate) use agree::{Agreed, agree};
+pub(crate) use agree::agree;
 pub use explain::{Explanation, Facts, NotNccl, Origin, Taken, Why};
 pub use file::{FORMAT, MAX_FILE_BYTES};
 pub use find::{Found, Place, Reason, TABLE_VARIABLE, default_path, locate};

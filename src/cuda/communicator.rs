@@ -12,19 +12,23 @@ use cudarc::driver::{CudaStream, sys};
 use super::{
     driver::{self, Device, check},
     group::{Ending, Group, offsets},
+    handover::{self, Handover, Joined, WINDOW_BYTES},
+    machine::machine,
     memory::{Record, Segment},
     module::{Kernels, resident_index},
     priors,
     symmetric::{Heap, SymmetricMemory},
 };
 use crate::{
-    Algorithm, DType, Error, Options, Overlap, Placement, Plan, ReduceOp, Result,
+    Algorithm, DType, Error, Nccl, Options, Overlap, Placement, Plan, ReduceOp, Result, TableFrom,
+    crossover::{Explanation, Facts, Machine, NcclFrom, Question, Reason, Source, Taken, Tuned, agree},
     meeting::Local,
+    nccl::{AllReduce, Library, Version},
     protocol::{
         bindings,
         call::Call,
         layout::Layout,
-        plan::{Choice, Forced, Priors, plan},
+        plan::{Choice, Forced, plan},
         split::PACK_BYTES,
     },
 };
@@ -56,7 +60,8 @@ pub struct Communicator {
     /// Blocks that a rank may have resident, where [`resident_index`] says: the least of all ranks.
     resident: Vec<u32>,
     options: Options,
-    priors: Priors,
+    /// Where choices come from: the same on every rank.
+    source: Source,
     forced: Forced,
     /// Whether the device has programmatic dependent launch.
     dependent_launch: bool,
@@ -64,6 +69,8 @@ pub struct Communicator {
     last_large: Option<Place>,
     last_stream: Arc<Mutex<Option<Arc<CudaStream>>>>,
     heap: Arc<Heap>,
+    /// NCCL, or why calls can't be handed over to it.
+    handover: Joined,
     group: Arc<Group>,
 }
 
@@ -85,10 +92,11 @@ struct Place {
     captured: bool,
 }
 
-/// What graphs keep of a rank: its group's memory, and the stream that it used last.
+/// What graphs keep of a rank: its group's memory, the stream that it used last, and NCCL, whose destruction waits for graphs.
 #[derive(Clone)]
 pub(crate) struct Lifeline {
     group: Arc<Group>,
+    _handover: Option<Arc<Handover>>,
     last_stream: Arc<Mutex<Option<Arc<CudaStream>>>>,
 }
 
@@ -129,6 +137,30 @@ impl Communicator {
     ///
     /// All devices must be able to map each other's memory. Blocks until every rank is ready, at most for the timeout.
     pub fn local(devices: &[usize], options: &Options) -> Result<Vec<Communicator>> {
+        Communicator::of_threads(devices, options, &vec![None; devices.len()])
+    }
+
+    /// The same, with communicators of NCCL that the caller has anyway, rank r's at `nccl[r]`: calls that a table hands over
+    /// to NCCL go there. They must be of these ranks, in this order, on these devices.
+    ///
+    /// A communicator that fails a call, or whose group ends, is aborted ([`AllReduce::abort`]).
+    pub fn local_with_nccl(
+        devices: &[usize],
+        options: &Options,
+        nccl: Vec<Arc<dyn AllReduce>>,
+    ) -> Result<Vec<Communicator>> {
+        if nccl.len() != devices.len() {
+            let reason = format!("{} communicators were given for {} ranks", nccl.len(), devices.len());
+            return Err(Error::NcclUnavailable { reason });
+        }
+        Communicator::of_threads(devices, options, &nccl.into_iter().map(Some).collect::<Vec<_>>())
+    }
+
+    fn of_threads(
+        devices: &[usize],
+        options: &Options,
+        nccl: &[Option<Arc<dyn AllReduce>>],
+    ) -> Result<Vec<Communicator>> {
         let world = devices.len();
         if world == 0 || world > bindings::PEERSUM_MAX_RANKS as usize {
             let most = bindings::PEERSUM_MAX_RANKS as usize;
@@ -139,10 +171,10 @@ impl Communicator {
         let joined: Vec<Result<Communicator>> = std::thread::scope(|scope| {
             let joins: Vec<_> = seats
                 .into_iter()
-                .zip(devices)
-                .map(|(mut seat, &device)| {
+                .zip(devices.iter().zip(nccl))
+                .map(|(mut seat, (&device, nccl))| {
                     scope.spawn(move || {
-                        let joined = Communicator::join(&mut seat, device, options);
+                        let joined = Communicator::join(&mut seat, device, options, nccl.clone());
                         if let Err(error) = &joined {
                             seat.leave(error);
                         }
@@ -167,8 +199,20 @@ impl Communicator {
         consequence.map_or(Ok(communicators), Err)
     }
 
-    fn join(seat: &mut Local, device: usize, options: &Options) -> Result<Communicator> {
+    fn join(
+        seat: &mut Local,
+        device: usize,
+        options: &Options,
+        nccl: Option<Arc<dyn AllReduce>>,
+    ) -> Result<Communicator> {
         validate(options.forced())?;
+        if options.algorithm == Some(Algorithm::Nccl) && (options.deterministic || options.nccl == Nccl::Off) {
+            return Err(Error::InvalidOption {
+                option: "algorithm",
+                value: Algorithm::Nccl.to_string(),
+                reason: "the same options exclude NCCL (deterministic, or Nccl::Off)".into(),
+            });
+        }
         let (rank, world) = (seat.rank(), seat.world() as u32);
         for (peer, theirs) in seat.all_gather(options.clone())?.iter().enumerate() {
             if theirs != options {
@@ -199,7 +243,7 @@ impl Communicator {
         let region = Layout::new(world, bindings::PEERSUM_MAX_BLOCKS, staging / 2)?;
         let regions = [region; 2];
         let regions_bytes: u64 = regions.iter().map(Layout::segment_bytes).sum();
-        let heap_start = regions_bytes.next_multiple_of(bindings::PEERSUM_LINE_BYTES as u64 * 2);
+        let heap_start = regions_bytes.next_multiple_of(WINDOW_BYTES);
         let bytes = heap_start.saturating_add(options.symmetric_bytes as u64);
         // Cleared before any peer knows of it, so that no peer's flag can be wiped.
         let segment = Segment::new(distinct(&device, &devices), bytes, patience)?;
@@ -209,12 +253,23 @@ impl Communicator {
         let records = seat.all_gather(Arc::new(Record::new(device.clone(), patience)?))?;
         let ending = Arc::new(Ending::new(records));
         let group = Arc::new(Group { ending, regions, segments, devices });
+        let (source, library) = choices(seat, options, &group, nccl.as_deref())?;
+        let handover = match handover::unwanted(options, &source) {
+            _ if world == 1 => Err("a rank alone has nothing to hand over".into()),
+            Some(reason) => Err(reason),
+            None => {
+                let library = library.unwrap_or_else(|| Library::open(options.nccl_library.as_deref()));
+                let seat =
+                    handover::Seat { meeting: seat, device: &device, sharing, group: &group, heap: heap.clone() };
+                Handover::join(seat, options, &library, nccl)?
+            }
+        };
         Ok(Communicator {
             rank: rank as u32,
             kernels,
             resident,
             options: options.clone(),
-            priors: priors::choose,
+            source,
             forced: options.forced(),
             dependent_launch: device
                 .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
@@ -222,6 +277,7 @@ impl Communicator {
             last_large: None,
             last_stream: Arc::default(),
             heap: Arc::new(Heap::new(heap)),
+            handover,
             group,
         })
     }
@@ -281,8 +337,53 @@ impl Communicator {
             return Ok(None);
         }
         let resident = |algorithm, threads| self.resident_blocks(algorithm, threads);
-        let choice = (self.priors)(bytes, self.group.regions[0].world, placement);
-        plan(bytes, placement, &self.group.regions[0], self.forced, choice, &resident).map(Some)
+        let decision = self.source.choose(&self.question(placement, bytes, dtype), priors::choose);
+        let choice = if decision.nccl && self.handover.is_ok() { Choice::NCCL } else { decision.own };
+        let plan = plan(bytes, placement, &self.group.regions[0], self.forced, choice, &resident)?;
+        if plan.algorithm == Algorithm::Nccl
+            && let Err(reason) = &self.handover
+        {
+            return Err(Error::AlgorithmUnavailable { algorithm: plan.algorithm, reason: reason.clone() });
+        }
+        Ok(Some(plan))
+    }
+
+    /// Why a message of `bytes` bytes of `dtype`, of tensors anywhere, would be reduced as [`Communicator::plan`] says: from
+    /// which table, or why from none; what it should take; and why not by NCCL. `None` where there is nothing to exchange.
+    pub fn explain(&self, bytes: u64, dtype: DType) -> Result<Option<Explanation>> {
+        self.explain_at(Placement::Anywhere, bytes, dtype)
+    }
+
+    /// The same, of tensors that lie so.
+    pub fn explain_at(&self, placement: Placement, bytes: u64, dtype: DType) -> Result<Option<Explanation>> {
+        let count = bytes.div_ceil(dtype.size() as u64) as usize;
+        let Some(plan) = self.plan_at(placement, count, dtype)? else { return Ok(None) };
+        let facts = Facts {
+            taken: if plan.algorithm == Algorithm::Nccl { Taken::Nccl } else { Taken::Own(plan) },
+            forced: self.forced.algorithm.is_some(),
+            nccl_missing: self.handover.as_ref().err().map(String::as_str),
+        };
+        Ok(Some(self.source.explain(&self.question(placement, bytes, dtype), &facts, priors::choose)))
+    }
+
+    fn question(&self, placement: Placement, bytes: u64, dtype: DType) -> Question {
+        let world = self.group.regions[0].world;
+        Question { bytes, dtype, world, placement, deterministic: self.options.deterministic }
+    }
+
+    /// The version of the NCCL that is joined, or why none is.
+    pub fn nccl(&self) -> std::result::Result<Version, &str> {
+        self.handover.as_ref().map(|handover| handover.nccl().version()).map_err(String::as_str)
+    }
+
+    /// Whether symmetric memory is a window of the joined NCCL's, whose kernels for it are faster, or why not.
+    pub fn nccl_window(&self) -> std::result::Result<(), &str> {
+        self.handover.as_ref().map_err(String::as_str).and_then(|handover| handover.window())
+    }
+
+    /// What a measurement by this group is made on, and holds for.
+    pub fn machine(&self) -> Result<Machine> {
+        machine(&self.group.devices, self.nccl().ok().map(|version| version.to_string()))
     }
 
     /// Where tensors of `bytes` bytes at these addresses lie.
@@ -412,33 +513,26 @@ impl Communicator {
             }
             return Ok(());
         };
-        let overlap = self.overlap(plan, stream);
+        let neighbours = self.neighbours(plan, stream);
         let mut call = self.call(input, output, count as u64, bytes, dtype, op, plan);
-        call.early = u32::from(overlap.early);
-        let mut arguments = [ptr::from_mut(&mut call).cast::<c_void>()];
-        // SAFETY: an attribute is plain data, for which all zeros is a value.
-        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attribute.value.programmaticStreamSerializationAllowed = 1;
-        let config = sys::CUlaunchConfig {
-            gridDimX: plan.blocks,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: plan.threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: 0,
-            hStream: stream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(overlap.behind_previous),
-        };
+        call.early = u32::from(neighbours.early);
         let function = self.kernels.function(plan.algorithm, dtype, op);
-        // SAFETY: the kernel takes one peersum_call by value, which the driver copies now. What it points to is the
-        // group's, which outlives the work (`Segment` waits for it), or the caller's, who vouches for it. The grid is
-        // resident together with all other ranks' of the device, by `plan`, and with the next one's, by `overlap`.
-        let status = unsafe { sys::cuLaunchKernelEx(&config, function, arguments.as_mut_ptr(), ptr::null_mut()) };
-        check("cuLaunchKernel", Some(device.ordinal), status)?;
-        self.last_large = overlap.large;
+        // SAFETY: the kernel takes a `peersum_call`. What it points to is the group's, which outlives the work (`Segment` waits
+        // for it), or the caller's, who vouches for it. The grid is resident together with all other ranks' of the device, by
+        // `plan`, and with the next one's, by `neighbours`.
+        unsafe { launch(function, plan, &mut call, stream, neighbours.behind_previous, device)? };
+        self.last_large = neighbours.large;
+        if plan.algorithm == Algorithm::Nccl
+            && let Ok(handover) = &self.handover
+        {
+            // SAFETY: the caller vouches for tensors and stream; behind the gate every rank makes this same call.
+            let handed = unsafe { handover.nccl().all_reduce(input, output, count, dtype, op, stream.cast()) };
+            if let Err(error) = handed {
+                // The peers pass the gate, and would wait in NCCL for this rank.
+                self.group.ending.fail(error);
+                return self.check();
+            }
+        }
         Ok(())
     }
 
@@ -448,13 +542,16 @@ impl Communicator {
     /// The next kernel's blocks may come early only where this grid and the next take at most half of a rank's place
     /// each. A larger grid keeps the next from coming until its own blocks end, and itself comes before the last kernel
     /// has ended only where that was as large: then it takes the place of blocks that have ended.
-    fn overlap(&self, plan: Plan, stream: sys::CUstream) -> Neighbours {
-        let small = 2 * plan.blocks <= self.resident_blocks(plan.algorithm, plan.threads);
+    ///
+    /// The gate before NCCL is small, but the next kernel, NCCL's, has nothing that keeps it from coming too early.
+    fn neighbours(&self, plan: Plan, stream: sys::CUstream) -> Neighbours {
+        let gate = plan.algorithm == Algorithm::Nccl;
+        let small = gate || 2 * plan.blocks <= self.resident_blocks(plan.algorithm, plan.threads);
         let on = self.dependent_launch && self.options.overlap != Overlap::Off;
         let large = if small { None } else { place(stream) };
         Neighbours {
             behind_previous: on && (small || large.is_some() && self.last_large == large),
-            early: on && small && self.options.overlap == Overlap::Early,
+            early: on && small && !gate && self.options.overlap == Overlap::Early,
             large,
         }
     }
@@ -509,7 +606,11 @@ impl Communicator {
     }
 
     pub(crate) fn lifeline(&self) -> Lifeline {
-        Lifeline { group: self.group.clone(), last_stream: self.last_stream.clone() }
+        Lifeline {
+            group: self.group.clone(),
+            _handover: self.handover.as_ref().ok().cloned(),
+            last_stream: self.last_stream.clone(),
+        }
     }
 
     pub(crate) fn context(&self) -> sys::CUcontext {
@@ -522,6 +623,82 @@ impl std::fmt::Debug for Communicator {
         let devices: Vec<usize> = self.group.devices.iter().map(|device| device.ordinal).collect();
         f.debug_struct("Communicator").field("rank", &self.rank).field("devices", &devices).finish_non_exhaustive()
     }
+}
+
+/// Where the group's choices come from, the same on every rank; and NCCL's library, if its version had to be asked for that.
+fn choices(
+    seat: &mut Local,
+    options: &Options,
+    group: &Group,
+    lent: Option<&dyn AllReduce>,
+) -> Result<(Source, Option<Result<Arc<Library>>>)> {
+    let named = match &options.table {
+        TableFrom::Nowhere => {
+            return Ok((Source::Priors(Reason::Other("no table was asked for (Options::table)".into())), None));
+        }
+        TableFrom::File(path) => Some(path.as_path()),
+        TableFrom::Usual => None,
+    };
+    let load =
+        |nccl| Ok::<_, Error>(Source::load(&machine(&group.devices, nccl)?, named, |name| std::env::var_os(name)));
+    let mut source = load(lent.map(|nccl| nccl.version().to_string()))?;
+    let mut library = None;
+    // A table may hold but for NCCL, which takes time to load: whoever doesn't need it goes without.
+    let borders =
+        |tuned: &Tuned| tuned.entry().curves.iter().any(|curve| matches!(curve.nccl_from, NcclFrom::Bytes(_)));
+    if options.nccl != Nccl::Off
+        && lent.is_none()
+        && let Source::Table(tuned) = &source
+        && borders(tuned)
+    {
+        let opened = Library::open(options.nccl_library.as_deref());
+        source = load(opened.as_ref().ok().map(|library| library.version().to_string()))?;
+        library = Some(opened);
+    }
+    let rank = seat.rank();
+    if let Some(reason) = source.reason().filter(|reason| reason.is_warning()) {
+        tracing::warn!(rank, %reason, "choosing by priors");
+    }
+    let agreed = agree(seat, source)?;
+    if let Some(warning) = agreed.warning {
+        tracing::warn!(rank, "{warning}");
+    }
+    Ok((agreed.source, library))
+}
+
+/// Launches the kernel of a call.
+///
+/// # Safety
+/// The function takes one `peersum_call` by value, and what `call` points to is valid until the work is done. The stream is of
+/// the device, whose context is current. With `behind_previous` the grid may be resident beside the previous kernel's.
+unsafe fn launch(
+    function: sys::CUfunction,
+    plan: Plan,
+    call: &mut bindings::peersum_call,
+    stream: sys::CUstream,
+    behind_previous: bool,
+    device: &Device,
+) -> Result<()> {
+    let mut arguments = [ptr::from_mut(call).cast::<c_void>()];
+    // SAFETY: an attribute is plain data, for which all zeros is a value.
+    let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+    attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    let config = sys::CUlaunchConfig {
+        gridDimX: plan.blocks,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: plan.threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        hStream: stream,
+        attrs: &mut attribute,
+        numAttrs: u32::from(behind_previous),
+    };
+    // SAFETY: the driver copies the argument now; the caller vouches for the rest.
+    let status = unsafe { sys::cuLaunchKernelEx(&config, function, arguments.as_mut_ptr(), ptr::null_mut()) };
+    check("cuLaunchKernelEx", Some(device.ordinal), status)
 }
 
 /// `None` where the driver won't say.

@@ -53,6 +53,14 @@ impl Driver {
         unsafe { self.library.get::<F>(name.to_bytes_with_nul()) }.ok().map(|symbol| *symbol)
     }
 
+    /// The CUDA that it supports: 1000 for a major version, 10 for a minor one.
+    pub(crate) fn cuda_version(&self) -> Result<i32> {
+        let mut version = 0;
+        // SAFETY: `version` is a valid place for the answer.
+        check("cuDriverGetVersion", None, unsafe { sys::cuDriverGetVersion(&mut version) })?;
+        Ok(version)
+    }
+
     /// How many devices this process sees.
     pub(crate) fn device_count(&self) -> Result<usize> {
         let mut count = 0;
@@ -134,7 +142,7 @@ impl Device {
         Ok(value)
     }
 
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let mut name = [0; 256];
         // SAFETY: the driver writes at most 256 bytes, a terminating 0 among them.
         let status = unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, self.handle) };

@@ -221,14 +221,47 @@ impl Drop for Record {
     }
 }
 
-/// A stream of ours, for clearing; it waits for nobody's.
-struct Stream {
+/// Four bytes on a device.
+pub(crate) struct Scratch {
+    address: sys::CUdeviceptr,
+    device: Arc<Device>,
+}
+
+impl Scratch {
+    pub(crate) fn new(device: Arc<Device>) -> Result<Scratch> {
+        let mut address = 0;
+        {
+            let _entered = device.enter()?;
+            // SAFETY: the context is current and `address` a valid place for the answer.
+            let status = unsafe { sys::cuMemAlloc_v2(&mut address, 4) };
+            check("cuMemAlloc", Some(device.ordinal), status)?;
+        }
+        Ok(Scratch { address, device })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.device.enter() else { return };
+        // SAFETY: `new` allocated it. The driver waits for what still uses it.
+        unsafe {
+            let _ = sys::cuMemFree_v2(self.address);
+        }
+    }
+}
+
+/// A stream of ours, for what is done while a group is made; it waits for nobody's.
+pub(crate) struct Stream {
     handle: sys::CUstream,
     device: Arc<Device>,
 }
 
 impl Stream {
-    fn new(device: Arc<Device>) -> Result<Stream> {
+    pub(crate) fn new(device: Arc<Device>) -> Result<Stream> {
         let mut handle = ptr::null_mut();
         {
             let _entered = device.enter()?;
@@ -237,6 +270,25 @@ impl Stream {
             check("cuStreamCreate", Some(device.ordinal), unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
         }
         Ok(Stream { handle, device })
+    }
+
+    pub(crate) fn handle(&self) -> sys::CUstream {
+        self.handle
+    }
+
+    /// Whether its work has ended well before the deadline; waits for it until then.
+    pub(crate) fn finish(&self, deadline: Instant) -> bool {
+        let Ok(_entered) = self.device.enter() else { return false };
+        loop {
+            // SAFETY: the stream exists for as long as this does.
+            match unsafe { sys::cuStreamQuery(self.handle) } {
+                sys::CUresult::CUDA_SUCCESS => return true,
+                sys::CUresult::CUDA_ERROR_NOT_READY if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+                _ => return false,
+            }
+        }
     }
 }
 

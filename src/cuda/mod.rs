@@ -23,6 +23,8 @@
 mod communicator;
 mod driver;
 mod group;
+mod handover;
+mod machine;
 mod memory;
 mod module;
 mod priors;
@@ -44,6 +46,11 @@ mod kernels {
 #[doc(hidden)]
 pub fn images() -> &'static [&'static [u8]] {
     kernels::IMAGES
+}
+
+/// Tells these kernels from those of other versions.
+pub(crate) fn kernels_digest() -> &'static str {
+    kernels::DIGEST
 }
 
 fn missing_kernels() -> &'static str {

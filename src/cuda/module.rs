@@ -102,6 +102,8 @@ impl Module {
 pub(crate) struct Kernels {
     /// By algorithm, type and kind; empty for a world of one, which needs none.
     functions: Vec<sys::CUfunction>,
+    /// The gate before NCCL, likewise.
+    gate: Option<sys::CUfunction>,
     _module: Arc<Module>,
 }
 
@@ -124,10 +126,15 @@ impl Kernels {
                 }
             }
         }
-        Ok(Kernels { functions, _module: module })
+        let gate = (world > 1).then(|| module.function(&format!("peersum_gate_{world}"))).transpose()?;
+        Ok(Kernels { functions, gate, _module: module })
     }
 
+    /// What this library launches for a call by that algorithm, in a world of several.
     pub(crate) fn function(&self, algorithm: Algorithm, dtype: DType, op: ReduceOp) -> sys::CUfunction {
+        if algorithm == Algorithm::Nccl {
+            return self.gate.expect("a world of one has no calls");
+        }
         let index = algorithm.code() as usize * DType::ALL.len() + dtype.code() as usize;
         self.functions[index * Kind::ALL.len() + Kind::of(op) as usize]
     }

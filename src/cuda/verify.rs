@@ -32,6 +32,10 @@ const BLOCKS: u32 = 64;
 const THREADS: u32 = 256;
 
 impl Verifier {
+    /// In the word that holds the round: makes the inputs integers from −16 to 15, so that every sum of 8 ranks is exact in
+    /// any order, also where it is rounded to the type after each addition.
+    pub const EXACT: u64 = 1 << 63;
+
     /// On the device with this ordinal, in its primary context.
     pub fn new(device: usize) -> Result<Verifier> {
         let device = Device::open(device)?;

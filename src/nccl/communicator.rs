@@ -1,0 +1,142 @@
+//! A rank's own communicator: its calls, and its end.
+
+use std::{
+    any::Any,
+    ffi::c_void,
+    mem,
+    sync::{
+        Arc,
+        atomic::AtomicPtr,
+        mpsc::{Receiver, channel},
+    },
+    time::Duration,
+};
+
+use super::{
+    AllReduce, Library, Version,
+    handle::{Call, Handle, Patience},
+    join::Lockstep,
+    windows::Windows,
+};
+use crate::{DType, ReduceOp, Result};
+
+/// How long dropping waits for NCCL to be done, so that a process that drops and ends doesn't end in the middle of it.
+/// NCCL takes some ten milliseconds.
+const PATIENCE_WITH_END: Duration = Duration::from_millis(500);
+
+/// One rank's communicator of NCCL's, made by [`join`](super::join::join).
+///
+/// # Its end
+///
+/// NCCL's own end of a communicator waits: for the work on the device, and for captured graphs that hold some, however
+/// long they live. It may also wait for the other ranks, since the last rank of a process to come frees what all have. So a
+/// thread of its own runs it, and owns what NCCL may still use: the places that NCCL stores handles in, and the memory that
+/// the caller asked to be kept. Dropping waits for it a moment, [`AllReduce::abort`] not at all. Neither speaks to other
+/// ranks, which may be gone.
+///
+/// Windows are freed with it. From 2.29.7 on NCCL does that itself, once nothing uses them any more. Before, they must
+/// be deregistered first, when the communicator is destroyed; but not when it is aborted, since kernels may be using them
+/// until NCCL has stopped them, and then the communicator has gone. So those few mappings stay.
+pub(crate) struct Communicator {
+    pub(super) handle: Arc<Handle<Owned>>,
+    pub(super) lockstep: Lockstep,
+}
+
+/// What must live as long as NCCL may use it.
+pub(super) struct Owned {
+    /// Where NCCL stores the communicator: when the call returns, and again by a thread of its own when the init is done.
+    pub(super) _place: Box<AtomicPtr<c_void>>,
+    /// Its init is over, and has succeeded: it may be destroyed, otherwise only aborted.
+    pub(super) ready: bool,
+    pub(super) windows: Windows,
+    pub(super) _keep: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Communicator {
+    /// Ends the communicator, by a thread of its own, which the receiver hears of.
+    fn close(&self, abort: bool) -> Receiver<()> {
+        let (done, closed) = channel();
+        let handle = self.handle.clone();
+        let close = move || {
+            // A call into NCCL that is under way is waited for: an end frees what it uses.
+            if let Some((comm, mut owned)) = handle.take() {
+                let library = handle.library();
+                let functions = library.functions();
+                let abort = abort || !owned.ready;
+                if let Some((_, deregister)) = functions.windows.filter(|_| !abort && !library.frees_windows()) {
+                    for window in owned.windows.take_all() {
+                        // SAFETY: the window is registered, and the communicator there until it is destroyed below.
+                        // That nothing uses the window is what `register` asks of its caller. It is no collective.
+                        let status = unsafe { deregister(comm.raw(), window.0) };
+                        warn_of(library, "ncclCommWindowDeregister", handle.rank(), status);
+                    }
+                }
+                let (call, end) = match abort {
+                    true => ("ncclCommAbort", functions.comm_abort),
+                    false => ("ncclCommDestroy", functions.comm_destroy),
+                };
+                // SAFETY: this thread has taken the communicator out, so that nobody else calls for it, now or later.
+                let status = unsafe { end(comm.raw()) };
+                warn_of(library, call, handle.rank(), status);
+                drop(owned);
+            }
+            // Nobody may be waiting.
+            let _ = done.send(());
+        };
+        if let Err(error) = std::thread::Builder::new().name("peersum-nccl".into()).spawn(close) {
+            tracing::warn!(rank = self.handle.rank(), %error, "no thread to end NCCL's communicator: it stays");
+            // With all that NCCL may still use.
+            mem::forget(self.handle.clone());
+        }
+        closed
+    }
+}
+
+fn warn_of(library: &Library, call: &'static str, rank: usize, status: super::sys::Status) {
+    // A process that ends has taken CUDA down before, and nothing depends on it: so it is worth no more than a word.
+    if let Err(error) = library.check(call, rank, status) {
+        tracing::warn!(%error, "the end of NCCL's communicator");
+    }
+}
+
+// SAFETY: `all_reduce` makes NCCL's call of that name and nothing else, which enqueues just that; NCCL restores the current
+// device; `Handle` has the locks that calls from several threads need.
+unsafe impl AllReduce for Communicator {
+    fn version(&self) -> Version {
+        self.handle.library().version()
+    }
+
+    unsafe fn all_reduce(
+        &self,
+        input: u64,
+        output: u64,
+        count: usize,
+        dtype: DType,
+        op: ReduceOp,
+        stream: *mut c_void,
+    ) -> Result<()> {
+        let call = Call { input, output, count, dtype, op, stream };
+        // SAFETY: the caller vouches for what the call asks for.
+        Ok(unsafe { self.handle.all_reduce(&call, &Patience::until(self.handle.timeout())) }?)
+    }
+
+    fn async_error(&self) -> Result<()> {
+        self.handle.async_error()
+    }
+
+    fn abort(&self) {
+        if self.handle.end() {
+            drop(self.close(true));
+        }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        // An abort has seen to it already.
+        if self.handle.end() {
+            // It may be longer, and then it goes on alone.
+            let _ = self.close(false).recv_timeout(PATIENCE_WITH_END);
+        }
+    }
+}

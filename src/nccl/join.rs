@@ -1,0 +1,478 @@
+//! What ranks do together: make their communicators, warm them up, register windows. After each stage they tell each
+//! other how it went, so that all go on or none does.
+
+use std::{
+    any::Any,
+    ffi::c_void,
+    fmt, ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicPtr, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use super::{
+    AllReduce, Library, Version,
+    communicator::{Communicator, Owned},
+    handle::{Call, Comm, Handle, Patience, Unsettled},
+    library::is_not_yet_initialized,
+    sys::{self, Config},
+    windows::{Range, WindowHandle, Windows},
+};
+use crate::{DType, Error, ReduceOp, Result, meeting::Local};
+
+/// How long NCCL gets to register a window after another rank's part has failed. It may not need that rank, and then all
+/// can go on without windows; if it isn't done, the communicator is lost.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// How a rank joins.
+pub(crate) struct Settings {
+    /// The meeting's: how long a rank waits for another. NCCL gets three quarters of it, so that a rank whose part hangs
+    /// gives up, and says so, before the ranks that wait for its word do.
+    pub(crate) timeout: Duration,
+    /// The most blocks (CTAs) that a kernel of NCCL's may have; NCCL's own choice if `None`.
+    pub(crate) max_blocks: Option<u32>,
+    /// Whether another rank uses this rank's device too.
+    pub(crate) sharing: bool,
+    /// Lives until NCCL is done with the communicator: the memory of *all* ranks' windows, for one.
+    pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
+    /// Looks a variable of the environment up.
+    pub(crate) environment: fn(&str) -> Option<String>,
+}
+
+impl Settings {
+    pub(crate) fn new(timeout: Duration) -> Settings {
+        let environment = |name: &str| std::env::var(name).ok();
+        Settings { timeout, max_blocks: None, sharing: false, keep: None, environment }
+    }
+}
+
+/// What all ranks have come to alike.
+pub(crate) type Agreed<T> = Result<T, Declined>;
+
+/// Why the ranks do without.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Declined {
+    /// The rank where it was found, the first of them.
+    pub(crate) rank: usize,
+    /// What it was. Names the rank.
+    pub(crate) reason: String,
+}
+
+impl fmt::Display for Declined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+/// For a caller who can't do without.
+impl From<Declined> for Error {
+    fn from(declined: Declined) -> Error {
+        Error::NcclUnavailable { reason: declined.reason }
+    }
+}
+
+/// Scratch memory of the device, 4 bytes of it, and a stream to reduce it on.
+#[derive(Clone, Copy)]
+pub(crate) struct WarmUp {
+    pub(crate) scratch: u64,
+    pub(crate) stream: *mut c_void,
+}
+
+/// What registering has come to, on all ranks alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Registered {
+    /// The memory is a window.
+    Window,
+    /// It is none, on no rank. All-reduces work all the same.
+    NoWindow(Declined),
+    /// It is none, and the communicators have been aborted, since NCCL can't go on with one of them. Those of another
+    /// [`join`] work without windows.
+    Lost(Declined),
+}
+
+/// How a rank's part of a stage went.
+#[derive(Clone, Debug)]
+enum Outcome {
+    Done,
+    Failed(String),
+    /// It was not waited for, since another's had failed.
+    Stopped,
+}
+
+impl From<Result<(), Unsettled>> for Outcome {
+    fn from(result: Result<(), Unsettled>) -> Outcome {
+        match result {
+            Ok(()) => Outcome::Done,
+            Err(Unsettled::Failed(error) | Unsettled::GivenUp(error)) => Outcome::Failed(error.to_string()),
+            Err(Unsettled::Stopped) => Outcome::Stopped,
+        }
+    }
+}
+
+/// What the ranks' parts come to together.
+fn verdict<'a>(outcomes: impl Iterator<Item = &'a Outcome> + Clone) -> Agreed<()> {
+    let failed = outcomes.clone().enumerate().find_map(|(rank, outcome)| match outcome {
+        Outcome::Failed(reason) => Some(Declined { rank, reason: reason.clone() }),
+        _ => None,
+    });
+    let stopped = || {
+        let rank = outcomes.clone().position(|outcome: &Outcome| matches!(outcome, Outcome::Stopped))?;
+        Some(Declined { rank, reason: format!("rank {rank} stopped waiting for NCCL") })
+    };
+    failed.or_else(stopped).map_or(Ok(()), Err)
+}
+
+/// By what a rank that fails lets the others know before the stage is over: they may be waiting for it inside NCCL.
+#[derive(Clone)]
+pub(super) struct Lockstep {
+    rank: usize,
+    /// The last stage that each rank has failed in.
+    failed: Vec<Arc<AtomicU32>>,
+    /// The stage that this rank is in. All ranks have the same stages. No number comes twice, so that nothing need be reset.
+    stage: Arc<AtomicU32>,
+    timeout: Duration,
+}
+
+impl Lockstep {
+    fn new(rank: usize, failed: Vec<Arc<AtomicU32>>, meeting: Duration) -> Lockstep {
+        Lockstep { rank, failed, stage: Arc::default(), timeout: meeting / 4 * 3 }
+    }
+
+    /// Runs this rank's part of the next stage. If another's fails, it has `grace` to be done.
+    fn stage(&self, grace: Duration, part: impl FnOnce(&Patience<'_>) -> Result<(), Unsettled>) -> Outcome {
+        let stage = self.stage.fetch_add(1, Ordering::Relaxed) + 1;
+        let others = || self.failed.iter().enumerate().filter(|&(rank, _)| rank != self.rank);
+        let stopped = || others().any(|(_, failed)| failed.load(Ordering::Relaxed) == stage);
+        let result = part(&Patience { timeout: self.timeout, stopped: &stopped, grace });
+        if result.is_err() {
+            self.failed[self.rank].store(stage, Ordering::Relaxed);
+        }
+        result.into()
+    }
+}
+
+/// What a rank tells the others first.
+#[derive(Clone)]
+struct Hello {
+    /// The version of its NCCL and where it is from, or why it can't use it.
+    library: Result<(Version, String), String>,
+    failed: Arc<AtomicU32>,
+}
+
+/// Makes this rank's communicator, all ranks of the meeting together: all get one, or all the same reason why not.
+///
+/// The context of the rank's device must be current. The calls wait for the other ranks, at most for the meeting's
+/// deadline at each of a few stages; nothing is enqueued on any stream.
+///
+/// # Errors
+///
+/// Those of the meeting: a rank has left, or did not come.
+pub(crate) fn join(
+    seat: &mut Local,
+    library: &Result<Arc<Library>>,
+    settings: &Settings,
+) -> Result<Agreed<Communicator>> {
+    let rank = seat.rank();
+    let mine = match library {
+        Ok(library) => match refusal(library.version(), settings) {
+            Some(reason) => Err(reason),
+            None => Ok((library.version(), library.name().display().to_string())),
+        },
+        Err(Error::NcclUnavailable { reason }) => Err(reason.clone()),
+        Err(error) => Err(error.to_string()),
+    };
+    let hellos = seat.all_gather(Hello { library: mine, failed: Arc::new(AtomicU32::new(0)) })?;
+    if let Err(declined) = same_library(&hellos) {
+        return Ok(Err(declined));
+    }
+    let library = library.as_ref().map_err(Clone::clone)?;
+    let failed = hellos.into_iter().map(|hello| hello.failed).collect();
+    let lockstep = Lockstep::new(rank, failed, settings.timeout);
+    for last in [false, true] {
+        let (outcomes, communicator) = attempt(seat, library, settings, lockstep.clone())?;
+        match (verdict(outcomes.iter()), communicator) {
+            (Ok(()), Some(communicator)) => return Ok(Ok(communicator)),
+            (Err(declined), communicator) => {
+                if let Some(communicator) = communicator {
+                    communicator.abort();
+                }
+                let passing =
+                    |outcome: &Outcome| matches!(outcome, Outcome::Failed(text) if is_not_yet_initialized(text));
+                if last || !outcomes.iter().any(passing) {
+                    return Ok(Err(declined));
+                }
+                tracing::warn!(rank, reason = %declined, "NCCL's init failed in a way that may pass: trying once more");
+            }
+            (Ok(()), None) => unreachable!("a rank without a communicator has failed"),
+        }
+    }
+    unreachable!("the last attempt returns")
+}
+
+/// The first rank that can't use NCCL, or has another than rank 0.
+fn same_library(hellos: &[Hello]) -> Agreed<()> {
+    let mut first = None;
+    for (rank, hello) in hellos.iter().enumerate() {
+        let decline = |reason: String| Err(Declined { rank, reason });
+        let (version, name) = match &hello.library {
+            Ok(library) => library,
+            Err(reason) => return decline(format!("rank {rank}: {reason}")),
+        };
+        let (expected, from) = *first.get_or_insert((version, name));
+        if version != expected {
+            return decline(format!(
+                "rank {rank} has NCCL {version} ({name}), and rank 0 {expected} ({from}): give all ranks the same"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Why NCCL would refuse ranks that share a device. Asked before NCCL is: it finds that out in the middle of the init, and
+/// in one case by ending it on some ranks only.
+fn refusal(version: Version, settings: &Settings) -> Option<String> {
+    if !settings.sharing {
+        return None;
+    }
+    let set = |name| (settings.environment)(name).map(|value| value.trim().to_owned());
+    if version < Version::new(2, 30, 0) {
+        return Some(format!("ranks share a device, which NCCL serves from 2.30 on, and this is {version}"));
+    }
+    if set("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() != Some("1") {
+        return Some(
+            "ranks share a device, which NCCL serves only with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment".into(),
+        );
+    }
+    let multicast = set("NCCL_NVLS_ENABLE").filter(|value| value != "0")?;
+    Some(format!(
+        "ranks share a device, which NCCL does not serve with NCCL_NVLS_ENABLE={multicast}: unset it, or set 0"
+    ))
+}
+
+/// One try of all ranks. The communicator may be there although the init has failed.
+fn attempt(
+    seat: &mut Local,
+    library: &Arc<Library>,
+    settings: &Settings,
+    lockstep: Lockstep,
+) -> Result<(Vec<Outcome>, Option<Communicator>)> {
+    let (rank, world) = (seat.rank(), seat.world());
+    let id = (rank == 0).then(|| library.unique_id(rank).map_err(|error| error.to_string()));
+    let id = match seat.all_gather(id)?.into_iter().flatten().next() {
+        Some(Ok(id)) => id,
+        Some(Err(reason)) => return Ok((vec![Outcome::Failed(reason)], None)),
+        None => unreachable!("rank 0 is one of the ranks"),
+    };
+
+    let place = Box::new(AtomicPtr::new(ptr::null_mut()));
+    let mut config = Config::new(settings.max_blocks);
+    let mut handle = None;
+    let outcome = lockstep.stage(Duration::ZERO, |patience| {
+        let init = library.functions().comm_init_rank_config;
+        // SAFETY: the place lives until NCCL has ended the communicator, or has refused to make one; NCCL copies the
+        // configuration. A rank and a number of ranks fit, since the meeting has so many.
+        let status = unsafe { init(place.as_ptr(), world as i32, id, rank as i32, &mut config) };
+        let Some(comm) = Comm::new(place.load(Ordering::Acquire)) else {
+            let status =
+                if status == sys::SUCCESS || status == sys::IN_PROGRESS { sys::INTERNAL_ERROR } else { status };
+            return library.check("ncclCommInitRankConfig", rank, status).map_err(Unsettled::Failed);
+        };
+        let owned = Owned { _place: place, ready: false, windows: Windows::default(), _keep: settings.keep.clone() };
+        let handle = handle.insert(Arc::new(Handle::new(library.clone(), rank, settings.timeout, comm, owned)));
+        // Also if it says that it is done: NCCL tells of an error that it has found meanwhile.
+        let status = if status == sys::SUCCESS { sys::IN_PROGRESS } else { status };
+        handle.finish("ncclCommInitRankConfig", status, patience)?;
+        handle.with(|_, owned| owned.ready = true).map_err(Unsettled::Failed)
+    });
+    let communicator = handle.map(|handle| Communicator { handle, lockstep });
+    // If the meeting is over, the communicator is destroyed or aborted as it goes.
+    Ok((seat.all_gather(outcome)?, communicator))
+}
+
+impl Communicator {
+    /// Reduces one f32 of scratch memory, all ranks together: NCCL connects the ranks at the first call only, and registers
+    /// windows only after that. If it fails on any rank, all are aborted.
+    ///
+    /// Returns when the call is enqueued. Not while the stream is being captured.
+    ///
+    /// # Safety
+    ///
+    /// As [`AllReduce::all_reduce`], for the scratch memory and the stream.
+    pub(crate) unsafe fn warm_up(&self, seat: &mut Local, warm: WarmUp) -> Result<Agreed<()>> {
+        let WarmUp { scratch, stream } = warm;
+        let call = Call { input: scratch, output: scratch, count: 1, dtype: DType::F32, op: ReduceOp::Sum, stream };
+        let outcome = self.lockstep.stage(Duration::ZERO, |patience| {
+            // SAFETY: the caller vouches for the memory and the stream.
+            unsafe { self.handle.all_reduce(&call, patience) }
+        });
+        let agreed = verdict(seat.all_gather(outcome)?.iter());
+        if agreed.is_err() {
+            self.abort();
+        }
+        Ok(agreed)
+    }
+
+    /// Makes `bytes` from `address` on a window of symmetric memory, all ranks together, after [`Communicator::warm_up`]:
+    /// NCCL refuses windows that are the first thing a communicator is asked for. All-reduces whose tensors lie in it, at
+    /// the same offsets on all ranks, are then faster.
+    ///
+    /// If NCCL refuses it on any rank, all do without, after one more try behind one more warm-up. A range that is registered
+    /// already costs the ranks a meeting, and is then registered as often more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NcclRegistration`] on all ranks if one's range overlaps another of its ranges, is not aligned to 4096
+    /// bytes, or is as long as no other rank's: nothing has changed then. And those of the meeting.
+    ///
+    /// # Safety
+    ///
+    /// * The memory was made by `cuMemCreate` with handles that NCCL can export, on the rank's device, and stays mapped
+    ///   until it is deregistered, or the communicator has ended: [`Settings::keep`] can see to that.
+    /// * With versions before 2.29.7, the communicator is dropped only after the work with windows has ended, and no graph
+    ///   with such work is launched any more.
+    /// * For the scratch memory and the stream, as [`Communicator::warm_up`].
+    pub(crate) unsafe fn register(
+        &self,
+        seat: &mut Local,
+        address: u64,
+        bytes: usize,
+        warm: WarmUp,
+    ) -> Result<Registered> {
+        let rank = self.handle.rank();
+        let range = self.handle.with(|_, owned| owned.windows.classify(address, bytes));
+        let ranges = seat.all_gather((range, bytes))?;
+        let mut first = None;
+        for (peer, (range, bytes)) in ranges.into_iter().enumerate() {
+            let wrong = |reason: String| Err(Error::NcclRegistration { rank: peer, reason });
+            let range = match range? {
+                Range::Wrong(reason) => return wrong(reason),
+                range => range,
+            };
+            let expected = first.get_or_insert((range.clone(), bytes));
+            if *expected != (range, bytes) {
+                return wrong(format!(
+                    "it has {bytes} bytes, and rank 0 {}, or only one of them was registered",
+                    expected.1
+                ));
+            }
+        }
+        if first.is_some_and(|(range, _)| range == Range::Again) {
+            self.handle.with(|_, owned| owned.windows.use_again(address, bytes))?;
+            return Ok(Registered::Window);
+        }
+        if !self.handle.library().has_windows() {
+            let version = self.handle.library().version();
+            let reason = format!("NCCL {version} has no windows: they came with 2.27");
+            return Ok(Registered::NoWindow(Declined { rank: 0, reason }));
+        }
+
+        for last in [false, true] {
+            let outcome = self.lockstep.stage(GRACE, |patience| self.register_once(address, bytes, patience));
+            let here = matches!(outcome, Outcome::Done);
+            let usable = !matches!(outcome, Outcome::Stopped) && self.handle.async_error().is_ok();
+            let outcomes = seat.all_gather((outcome, usable))?;
+            let Err(declined) = verdict(outcomes.iter().map(|(outcome, _)| outcome)) else {
+                return Ok(Registered::Window);
+            };
+            if outcomes.iter().any(|&(_, usable)| !usable) {
+                self.abort();
+                return Ok(Registered::Lost(declined));
+            }
+            if here {
+                self.deregister(address, bytes)?;
+            }
+            if last {
+                tracing::info!(rank, reason = %declined, "NCCL registers no window: all-reduces do without");
+                return Ok(Registered::NoWindow(declined));
+            }
+            // SAFETY: the caller vouches for the memory and the stream.
+            if let Err(declined) = unsafe { self.warm_up(seat, warm) }? {
+                return Ok(Registered::Lost(declined));
+            }
+        }
+        unreachable!("the last try returns")
+    }
+
+    fn register_once(&self, address: u64, bytes: usize, patience: &Patience<'_>) -> Result<(), Unsettled> {
+        const CALL: &str = "ncclCommWindowRegister";
+        let Some((register, _)) = self.handle.library().functions().windows else {
+            return Err(Unsettled::Failed(Error::NcclUnavailable { reason: format!("there is no {CALL}") }));
+        };
+        let _turn = self.handle.turn();
+        let status = self.handle.with(|comm, owned| {
+            let place = owned.windows.place(address, bytes);
+            // SAFETY: the communicator has not ended, since `with` gives it. The place lives as long as the communicator,
+            // or until NCCL is done with it. The caller of `register` vouches for the memory.
+            unsafe { register(comm.raw(), address as *mut c_void, bytes, place, sys::WINDOW_SYMMETRIC) }
+        });
+        let result = self.handle.finish(CALL, status.map_err(Unsettled::Failed)?, patience);
+        self.handle
+            .with(|_, owned| match &result {
+                Ok(()) if owned.windows.register_last() => result,
+                // NCCL says so of communicators whose ranks can't map each other's memory.
+                Ok(()) => {
+                    owned.windows.forget_last();
+                    let reason = "NCCL has no windows of symmetric memory on these devices".into();
+                    let error = Error::NcclRegistration { rank: self.handle.rank(), reason };
+                    Err(Unsettled::Failed(error))
+                }
+                Err(Unsettled::Failed(_)) => {
+                    owned.windows.forget_last();
+                    result
+                }
+                // NCCL may still store a handle.
+                Err(Unsettled::GivenUp(_) | Unsettled::Stopped) => result,
+            })
+            .unwrap_or_else(|error| Err(Unsettled::Failed(error)))
+    }
+
+    /// Takes one [`Communicator::register`] back. The last of a range ends the window; this rank's alone, and at once, so
+    /// that all ranks do it is for the caller to see to.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NcclRegistration`] if the range is not registered, [`Error::Nccl`] if NCCL can't.
+    pub(crate) fn deregister(&self, address: u64, bytes: usize) -> Result<()> {
+        const CALL: &str = "ncclCommWindowDeregister";
+        let rank = self.handle.rank();
+        let _turn = self.handle.turn();
+        let status = self.handle.with(|comm, owned| -> Result<sys::Status> {
+            let released = owned.windows.release(address, bytes);
+            let handle = released.map_err(|reason| Error::NcclRegistration { rank, reason })?;
+            let Some((WindowHandle(window), (_, deregister))) = handle.zip(self.handle.library().functions().windows)
+            else {
+                return Ok(sys::SUCCESS);
+            };
+            // SAFETY: the communicator has not ended, since `with` gives it, and the window was registered with it and is
+            // forgotten now. That nothing uses the window is for the caller, as for whoever frees memory.
+            Ok(unsafe { deregister(comm.raw(), window) })
+        })??;
+        Ok(self.handle.finish(CALL, status, &Patience::until(self.handle.timeout()))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Field case A56 (NVIDIA/nccl#1716): several ranks on one device.
+    #[test]
+    fn ranks_that_share_a_device_are_refused_before_nccl_is_asked() {
+        let refused = |version: &str, environment| {
+            let settings = Settings { sharing: true, environment, ..Settings::new(Duration::ZERO) };
+            refusal(version.parse().unwrap(), &settings)
+        };
+        let enabled = |name: &str| (name == "NCCL_MULTI_RANK_GPU_ENABLE").then(|| "1".into());
+        let multicast = |name: &str| Some(if name == "NCCL_NVLS_ENABLE" { "2" } else { "1" }.into());
+        let without_multicast = |name: &str| Some(if name == "NCCL_NVLS_ENABLE" { "0" } else { "1" }.into());
+        assert_eq!(refused("2.30.0", enabled), None);
+        assert_eq!(refused("2.32.3", without_multicast), None);
+        assert!(refused("2.29.7", enabled).unwrap().contains("from 2.30 on, and this is 2.29.7"));
+        assert!(refused("2.32.3", |_| None).unwrap().contains("NCCL_MULTI_RANK_GPU_ENABLE=1"));
+        assert!(refused("2.32.3", |_| Some("0".into())).unwrap().contains("NCCL_MULTI_RANK_GPU_ENABLE=1"));
+        assert!(refused("2.32.3", multicast).unwrap().contains("NCCL_NVLS_ENABLE=2"));
+        assert_eq!(refusal("2.18".parse().unwrap(), &Settings::new(Duration::ZERO)), None);
+    }
+}
