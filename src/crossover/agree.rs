@@ -11,7 +11,8 @@ pub(crate) struct Agreed {
     pub(crate) warning: Option<String>,
 }
 
-/// Lets every rank choose by what rank 0 has, its table or priors: ranks that chose differently would wait for each other.
+/// Lets every rank choose by what rank 0 has, its table or priors: ranks that chose differently would wait for each
+/// other.
 pub(crate) fn agree(seat: &mut Local, own: Source) -> Result<Agreed> {
     let hashes = seat.all_gather(own.hash())?;
     let Some(other) = (0..hashes.len()).find(|&rank| hashes[rank] != hashes[0]) else {

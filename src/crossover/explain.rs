@@ -39,7 +39,8 @@ pub struct Explanation {
     pub why: Why,
     /// Where the choice is from, also if it was not followed.
     pub origin: Origin,
-    /// The grid that was wanted, if another is taken: what can't be resident together, or has nothing to do, is left away.
+    /// The grid that was wanted, if another is taken: what can't be resident together, or has nothing to do, is left
+    /// away.
     pub wanted: Option<Choice>,
     /// What it takes by the table's evidence, µs. `None` outside of what was measured, on another grid, and by priors.
     pub expected_us: Option<f64>,
@@ -170,9 +171,9 @@ impl Source {
             NcclFrom::Bytes(from) if question.bytes < from => Some(NotNccl::Below(from)),
             NcclFrom::Bytes(_) if question.deterministic => Some(NotNccl::Deterministic),
             NcclFrom::Bytes(_) => match (tuned.without_nccl(), facts.nccl_missing) {
-                (_, Some(missing)) => Some(NotNccl::Missing(missing.into())),
+                (Some(differs), Some(missing)) => Some(NotNccl::Differs(format!("{differs} ({missing})"))),
                 (Some(differs), None) => Some(NotNccl::Differs(differs.into())),
-                (None, None) => None,
+                (None, missing) => missing.map(|missing| NotNccl::Missing(missing.into())),
             },
         }
     }

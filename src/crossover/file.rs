@@ -180,8 +180,7 @@ fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it names no file"))?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
-    let mut temporary = folder.join(".");
-    temporary.set_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
+    let temporary = folder.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
     // What a process of the same id left, which is gone.
     match fs::remove_file(&temporary) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

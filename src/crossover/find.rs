@@ -68,7 +68,7 @@ pub enum Reason {
         named: bool,
     },
     /// The table has no curve for tensors that lie so.
-    #[error("{} has no curve for tensors that lie {}: run `peersum tune`", .path.display(), placement_name(*.placement))]
+    #[error("{} has no curve of placement {}: run `peersum tune`", .path.display(), placement_name(*.placement))]
     NotMeasured {
         /// The file.
         path: PathBuf,

@@ -7,8 +7,8 @@ pub struct Machine {
     pub gpu: String,
     /// The number of ranks.
     pub world: u32,
-    /// How ranks reach each other: a row for each rank, a letter for each peer. `=` is the same device, `N` peer access with
-    /// native atomics (NVLink), `P` peer access without, `x` none. Two ranks over NVLink are `["=N", "N="]`.
+    /// How ranks reach each other: a row for each rank, a letter for each peer. `=` is the same device, `N` peer access
+    /// with native atomics (NVLink), `P` peer access without, `x` none. Two ranks over NVLink are `["=N", "N="]`.
     pub links: Vec<String>,
     /// The version of the driver.
     pub driver: String,
@@ -28,7 +28,8 @@ pub(super) struct Differences {
 }
 
 impl Machine {
-    /// What differs between the machine of a measurement and the one at hand, but for NCCL, which concerns its border alone.
+    /// What differs between the machine of a measurement and the one at hand, but for NCCL, which concerns its border
+    /// alone.
     pub(super) fn differences(&self, here: &Machine) -> Differences {
         let mut sentences = Vec::new();
         if self.gpu != here.gpu {

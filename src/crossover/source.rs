@@ -52,8 +52,8 @@ pub struct Decision {
 }
 
 impl Tuned {
-    /// `path` is the file that `entry` is from, and `without_nccl` says why its border to NCCL doesn't hold, if it doesn't
-    /// ([`Found`](super::Found)). The error is that of [`Entry::validate`].
+    /// `path` is the file that `entry` is from, and `without_nccl` says why its border to NCCL doesn't hold, if it
+    /// doesn't ([`Found`](super::Found)). The error is that of [`Entry::validate`].
     pub fn new(entry: Arc<Entry>, path: PathBuf, without_nccl: Option<String>) -> Result<Tuned, String> {
         entry.validate()?;
         let curves = PLACEMENTS.map(|placement| DType::ALL.map(|dtype| nearest(&entry.curves, placement, dtype)));
@@ -75,16 +75,16 @@ impl Tuned {
         self.without_nccl.as_deref()
     }
 
-    /// The curve for tensors of `dtype` that lie so: its own, or that of another type of the same size, or of any. Bytes
-    /// decide between algorithms, elements hardly.
+    /// The curve for tensors of `dtype` that lie so: its own, or that of another type of the same size, or of any.
+    /// Bytes decide between algorithms, elements hardly.
     pub fn curve(&self, placement: Placement, dtype: DType) -> Option<&Curve> {
         let index = self.curves[placement_index(placement)][dtype.code() as usize]?;
         self.entry.curves.get(index)
     }
 }
 
-/// Tensors that lie in another way have no curve here, not even those anywhere: the algorithms that a placement is made for
-/// are not on the others' curves, and without them a table would make calls slower than priors do.
+/// Tensors that lie in another way have no curve here, not even those anywhere: the algorithms that a placement is made
+/// for are not on the others' curves, and without them a table would make calls slower than priors do.
 fn nearest(curves: &[Curve], placement: Placement, dtype: DType) -> Option<usize> {
     let of = |wanted: &dyn Fn(DType) -> bool| {
         let mut types = DType::ALL.into_iter().filter(|&dtype| wanted(dtype));

@@ -10,7 +10,8 @@ use super::Machine;
 /// How much the times of what takes over and of what it takes over from may differ: a true crossover is continuous.
 const CONTINUOUS: f64 = 1.2;
 
-/// Decisions for any number of machines: the content of a file, which [`Table::read`] reads and [`Table::write`] writes.
+/// Decisions for any number of machines: the content of a file, which [`Table::read`] reads and [`Table::write`]
+/// writes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
     /// One for each machine.
@@ -85,7 +86,8 @@ pub struct Timing {
     pub us: f64,
 }
 
-/// A border where the times on both sides differ by more than a fifth: it is stale, or sizes beside it were not measured.
+/// A border where the times on both sides differ by more than a fifth: it is stale, or sizes beside it were not
+/// measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gap {
     /// The border, bytes.
@@ -145,8 +147,8 @@ impl Entry {
 }
 
 impl Curve {
-    /// The step for a message of `bytes` bytes, and how many bytes the next begins at. `None` if there are no steps, which
-    /// no valid curve has.
+    /// The step for a message of `bytes` bytes, and how many bytes the next begins at. `None` if there are no steps,
+    /// which no valid curve has.
     pub fn step(&self, bytes: u64) -> Option<(&Step, Option<u64>)> {
         let next = self.steps.partition_point(|step| step.from_bytes <= bytes);
         let step = self.steps.get(next.checked_sub(1)?)?;
@@ -164,7 +166,8 @@ impl Curve {
         interpolate(&self.nccl_times(), bytes)
     }
 
-    /// Borders at which the evidence on both sides doesn't meet. Those without evidence on both sides are not among them.
+    /// Borders at which the evidence on both sides doesn't meet. Those without evidence on both sides are not among
+    /// them.
     pub fn gaps(&self) -> Vec<Gap> {
         let borders = self.steps.windows(2).filter(|pair| pair[0].choice.algorithm != pair[1].choice.algorithm);
         let mut gaps: Vec<Gap> = borders
@@ -238,6 +241,9 @@ impl Curve {
 
     /// Whether tensors that lie so can be reduced like that.
     fn takes(&self, Choice { algorithm, blocks, threads }: Choice) -> Result<(), String> {
+        if algorithm == Algorithm::Nccl {
+            return Err("nccl is none of the library's own: nccl_from_bytes and nccl_us are for it".into());
+        }
         if !algorithm.serves(self.placement) {
             return Err(format!("{algorithm} can't reduce tensors that lie {}", placement_name(self.placement)));
         }

@@ -10,8 +10,8 @@ use peersum::{
     crossover::{Curve, Gap, NcclFrom, Point, Step, Timing},
 };
 
-/// What a switch of algorithms must save, summed over all sizes, and what NCCL must save at a size for the size to count
-/// for it. Medians of several runs on an idle machine differ by as much.
+/// What a switch of algorithms must save, summed over all sizes, and what NCCL must save at a size for the size to
+/// count for it. Medians of several runs on an idle machine differ by as much.
 const HYSTERESIS: f64 = 1.03;
 /// What a choice may lose at one size to the best, wherever that is possible.
 const LOSS: f64 = 1.04;
@@ -29,6 +29,12 @@ pub(crate) enum Candidate {
     Own(Choice),
     /// NCCL.
     Nccl,
+}
+
+impl From<Choice> for Candidate {
+    fn from(choice: Choice) -> Candidate {
+        if choice.algorithm == Algorithm::Nccl { Candidate::Nccl } else { Candidate::Own(choice) }
+    }
 }
 
 /// What one candidate gave.
@@ -92,8 +98,8 @@ pub(crate) struct NoCurve {
 /// * An algorithm, or NCCL, with one wrong element is refused at every size.
 /// * Of an algorithm's grids the best counts, or the one of the size before, if that loses less than 2 %.
 /// * Each algorithm has one range of sizes. Of all such switches the one that loses least is taken, in the sum over all
-///   sizes of the logarithm of time over the best time, and 3 % for each switch; sizes that lose more than 4 % count before
-///   that.
+///   sizes of the logarithm of time over the best time, and 3 % for each switch; sizes that lose more than 4 % count
+///   before that.
 /// * A border lies where the two curves cross, between sizes along straight lines of the logarithms.
 /// * NCCL takes over where that, with 3 % in the library's favour, saves most in total.
 pub(crate) fn fit(placement: Placement, dtype: DType, sizes: &[Size]) -> Result<Fit, NoCurve> {
@@ -132,7 +138,11 @@ impl Candidate {
 
 /// By bytes, what may be chosen.
 fn admit(placement: Placement, sizes: &[Size], warnings: &mut Vec<Warning>) -> BTreeMap<u64, Vec<Cell>> {
-    let all = || sizes.iter().flat_map(|size| size.cells.iter().map(|&cell| (size.bytes, cell)));
+    let plain = |cell: Cell| match cell.candidate {
+        Candidate::Own(choice) => Cell { candidate: choice.into(), ..cell },
+        Candidate::Nccl => cell,
+    };
+    let all = || sizes.iter().flat_map(|size| size.cells.iter().map(|&cell| (size.bytes, plain(cell))));
     let mut wrong = BTreeMap::new();
     for (bytes, cell) in all().filter(|(_, cell)| cell.wrong > 0) {
         wrong.entry(cell.candidate.name()).or_insert_with(Vec::new).push((bytes, cell.wrong));
@@ -258,8 +268,8 @@ impl Times {
         chosen
     }
 
-    /// A size's grid is also that of what lies between it and the size before: a grid that is too large for a message loses
-    /// less than one that must go round again.
+    /// A size's grid is also that of what lies between it and the size before: a grid that is too large for a message
+    /// loses less than one that must go round again.
     fn steps(&self, chosen: &[Algorithm]) -> Vec<Step> {
         let mut steps = vec![Step { from_bytes: 0, choice: self.choice(0, chosen[0]) }];
         let mut push = |from_bytes, choice| {
@@ -291,8 +301,8 @@ impl Times {
         nearest.expect("an algorithm that was never measured is not chosen").1.choice
     }
 
-    /// Where what is taken at a size takes over from what is taken at the size before: where their times cross, or in the
-    /// middle, of the logarithms, where it can't be told.
+    /// Where what is taken at a size takes over from what is taken at the size before: where their times cross, or in
+    /// the middle, of the logarithms, where it can't be told.
     fn border(&self, index: usize, below: impl Fn(usize) -> Option<f64>, above: impl Fn(usize) -> Option<f64>) -> u64 {
         let (low, high) = (self.bytes[index - 1], self.bytes[index]);
         // By how much the one above loses.

@@ -53,11 +53,12 @@ fn the_same_table_is_agreed_in_silence_wherever_it_was_read() {
 
 #[test]
 fn ranks_with_different_tables_take_that_of_rank_0() {
-    let told = "ranks 1, 3 would choose by another table than rank 0: all take that of rank 0 (/tables/1.toml, measured \
-                2026-11-30; rank 1: /tables/2.toml, measured 2026-11-30)";
+    let told = "ranks 1, 3 would choose by another table than rank 0: all take that of rank 0 (/tables/1.toml, \
+                measured 2026-11-30; rank 1: /tables/2.toml, measured 2026-11-30)";
     assert_eq!(agreed(vec![marked(1), marked(2), marked(1), marked(3)]), vec![(1, Some(told.to_owned())); 4]);
-    let told = "rank 1 would choose by another table than rank 0: all take that of rank 0 (priors: no table was measured \
-                (neither XDG_CACHE_HOME nor HOME is set): run `peersum tune`; rank 1: /tables/7.toml, measured 2026-11-30)";
+    let told = "rank 1 would choose by another table than rank 0: all take that of rank 0 (priors: no table was \
+                measured (neither XDG_CACHE_HOME nor HOME is set): run `peersum tune`; rank 1: /tables/7.toml, measured \
+                2026-11-30)";
     assert_eq!(agreed(vec![untuned(), marked(7)]), vec![(2, Some(told.to_owned())); 2]);
     assert!(agreed(vec![marked(7), untuned()]).iter().all(|(blocks, warning)| *blocks == 7 && warning.is_some()));
 }

@@ -41,8 +41,8 @@ fn it_says_which_step_of_which_table_and_why_not_nccl() {
     assert_eq!(
         told(&source, question(2 << 20)),
         format!(
-            "two-shot-pull, 64 blocks of 512 threads for 2097152 B of bf16, tensors anywhere: it has all from 1048576 B \
-             in {TABLE}; 11.54 µs expected. Not NCCL: it has all from 4194304 B."
+            "two-shot-pull, 64 blocks of 512 threads for 2097152 B of bf16, tensors anywhere: it has all from \
+             1048576 B in {TABLE}; 11.54 µs expected. Not NCCL: it has all from 4194304 B."
         )
     );
     assert_eq!(
@@ -55,7 +55,8 @@ fn it_says_which_step_of_which_table_and_why_not_nccl() {
     assert_eq!(
         told(&source, Question { dtype: DType::F32, ..question(64) }),
         "one-shot-ll, 8 blocks of 128 threads for 64 B of f32, tensors anywhere: it has 0 to 8192 B in the table \
-         /tables/table.toml (measured 2026-11-30 by `peersum tune -g 2`, with bf16). Not NCCL: it has all from 4194304 B."
+         /tables/table.toml (measured 2026-11-30 by `peersum tune -g 2`, with bf16). Not NCCL: it has all from 4194304 \
+         B."
     );
 }
 
@@ -76,6 +77,8 @@ fn why_a_faster_path_is_not_taken_is_kept() {
     assert_eq!(not_nccl(&source, question(2 << 20), two_shot), NotNccl::Below(4 << 20));
     let other = "measured with NCCL 2.32.3, this is 2.33.0";
     assert_eq!(not_nccl(&tuned(Some(other)), long, two_shot), NotNccl::Differs(other.into()));
+    let both = not_nccl(&tuned(Some("there is none here")), long, missing);
+    assert_eq!(both, NotNccl::Differs("there is none here (libnccl.so.2 is not there)".into()));
     for (nccl_from, expected) in
         [(NcclFrom::Never, NotNccl::NeverFaster), (NcclFrom::NotMeasured, NotNccl::NotMeasured)]
     {
@@ -103,9 +106,7 @@ fn priors_say_why_there_is_no_table() {
     );
     let told = told(&tuned(None), Question { placement: Placement::Symmetric, ..question(8192) });
     assert!(
-        told.contains(
-            "priors, since there is no table: /tables/table.toml has no curve for tensors that lie symmetric: run"
-        ),
+        told.contains("priors, since there is no table: /tables/table.toml has no curve of placement symmetric: run"),
         "{told}"
     );
 }

@@ -37,6 +37,13 @@ fn what_cannot_be_is_refused_with_where_and_why() {
             format!("{curve}: point of 1048576 bytes: one-shot-direct can't reduce tensors that lie anywhere"),
         ),
         (
+            |entry| entry.curves[0].steps[2].choice = Choice::NCCL,
+            format!(
+                "{curve}: step from 1048576 bytes: nccl is none of the library's own: nccl_from_bytes and nccl_us are \
+                 for it"
+            ),
+        ),
+        (
             |entry| entry.curves[0].steps[2].from_bytes = 8193,
             format!("{curve}: step from 8193 bytes: it does not lie above the step before it"),
         ),
@@ -171,9 +178,7 @@ fn a_border_where_the_times_do_not_meet_is_found() {
     let told: Vec<_> = apart.gaps().iter().map(ToString::to_string).collect();
     assert_eq!(
         told,
-        [
-            "one-shot-ll hands over to two-shot-pull at 2097152 B, but at 1048576 B, the nearest size with both, they take \
-          6.00 and 9.00 µs"
-        ]
+        ["one-shot-ll hands over to two-shot-pull at 2097152 B, but at 1048576 B, the nearest size with both, they \
+          take 6.00 and 9.00 µs"]
     );
 }

@@ -13,8 +13,9 @@ fn own(algorithm: Algorithm, us: f64) -> Cell {
     Cell { candidate: Candidate::Own(choice(algorithm, 8, 128)), us, wrong: 0 }
 }
 
+/// As who measures by forcing it may say it.
 fn nccl(us: f64) -> Cell {
-    Cell { candidate: Candidate::Nccl, us, wrong: 0 }
+    Cell { candidate: Candidate::Own(Choice::NCCL), us, wrong: 0 }
 }
 
 fn of(bytes: u64, cells: &[Cell]) -> Size {
@@ -106,7 +107,8 @@ fn curves_that_never_cross_never_hand_over() {
     assert_eq!((fit.curve.nccl_from, fit.warnings), (NcclFrom::Never, vec![]));
 }
 
-/// Field case A62: noise must not make two borders. The one that costs least in total is taken, and what it loses is told.
+/// Field case A62: noise must not make two borders. The one that costs least in total is taken, and what it loses is
+/// told.
 #[test]
 fn curves_that_cross_twice_in_noise_have_one_border() {
     let noisy = |at: u64, factor: f64| {
@@ -151,7 +153,8 @@ fn without_nccl_there_is_no_border() {
     let fit = fitted(&against_nccl(times));
     let unmeasured = vec![Warning::NcclUnmeasured { bytes: 64 * MIB }];
     assert_eq!((fit.curve.nccl_from, fit.warnings), (NcclFrom::NotMeasured, unmeasured));
-    // At every fourth size: between them NCCL's time is taken to lie on a line of the logarithms, a little above its own.
+    // At every fourth size: between them NCCL's time is taken to lie on a line of the logarithms, a little above its
+    // own.
     let sparse = |bytes: u64| bytes.trailing_zeros() % 4 == 2;
     let fit = fitted(&against_nccl(|bytes| (line(2.0, 1e5, bytes), sparse(bytes).then(|| line(8.0, 2e5, bytes)))));
     assert!(matches!(fit.curve.nccl_from, NcclFrom::Bytes(1_150_000..2_000_000)), "{:?}", fit.curve.nccl_from);
@@ -170,7 +173,8 @@ fn an_nccl_that_is_faster_everywhere_has_everything() {
     }
 }
 
-/// Field case A63: at no size is a path taken that was measured slower than NCCL, by more than noise and unless it is told.
+/// Field case A63: at no size is a path taken that was measured slower than NCCL, by more than noise and unless it is
+/// told.
 #[test]
 fn nothing_slower_than_nccl_is_taken_untold() {
     // Pseudo-random times, of which many cross often; the generator is Knuth's for MMIX.
@@ -238,8 +242,8 @@ fn one_wrong_element_refuses_a_candidate_at_every_size() {
     let none = super::fit(Placement::Anywhere, DType::BF16, &[of(KIB, &[wrong, nccl(3.0)])]).unwrap_err();
     assert_eq!(
         none.to_string(),
-        "nothing that can be chosen was measured; one-shot-ll gave wrong results in 1 of its cells (at 1024 B 2 elements): \
-         it is refused at every size; 1024 B: no algorithm but NCCL has a time: left out"
+        "nothing that can be chosen was measured; one-shot-ll gave wrong results in 1 of its cells (at 1024 B 2 \
+         elements): it is refused at every size; 1024 B: no algorithm but NCCL has a time: left out"
     );
     assert_eq!(super::fit(Placement::Anywhere, DType::BF16, &[]).unwrap_err().warnings, []);
 }
@@ -317,10 +321,8 @@ fn what_ends_between_two_sizes_hands_over_in_the_middle() {
     let told: Vec<_> = fit.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
         told,
-        [
-            "two-shot-ll hands over to two-shot-pull at 2097152 B, but at 1048576 B, the nearest size with both, they take \
-          8.00 and 10.00 µs: measure sizes between"
-        ]
+        ["two-shot-ll hands over to two-shot-pull at 2097152 B, but at 1048576 B, the nearest size with both, they \
+          take 8.00 and 10.00 µs: measure sizes between"]
     );
     // Two that share no size: told that one is taken where it was not measured, or that nothing can be said.
     let sizes = [of(KIB, &[own(packets, 1.0)]), of(2 * KIB, &[own(pull, 1.0)]), of(4 * KIB, &[own(packets, 1.0)])];
@@ -431,7 +433,8 @@ fn of_what_was_swept_more_ranks_get_no_longer_one_shots() {
         };
         let longest = WORLDS.map(longest);
         assert!(longest.is_sorted_by(|fewer, more| fewer >= more), "{placement:?}: {longest:?}");
-        // Where only the input is in symmetric memory, one-shot-direct alone has no copy: on one GPU it has all that is long.
+        // Where only the input is in symmetric memory, one-shot-direct alone has no copy: on one GPU it has all that is
+        // long.
         if placement != Placement::SymmetricInput {
             assert!(longest[2] < longest[0], "{placement:?}: {longest:?}");
         }
