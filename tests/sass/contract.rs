@@ -18,6 +18,9 @@ pub(crate) struct Kernel {
 impl Kernel {
     pub(crate) fn of(name: &str) -> Option<Kernel> {
         let rest = name.strip_prefix("peersum_")?;
+        if let Some(world) = rest.strip_prefix("gate_") {
+            return Some(Kernel::gate(world.parse().ok()?));
+        }
         // Of "one_shot" and "one_shot_pull" the longer is meant.
         let (algorithm, rest) = Algorithm::ALL
             .into_iter()
@@ -33,6 +36,11 @@ impl Kernel {
             world: parts.next()?.parse().ok()?,
         };
         parts.next().is_none().then_some(kernel)
+    }
+
+    /// The gate before NCCL, which moves no payload.
+    fn gate(world: usize) -> Kernel {
+        Kernel { algorithm: Algorithm::Nccl, dtype: String::new(), reduction: String::new(), world }
     }
 
     fn peers(&self) -> usize {
@@ -82,7 +90,7 @@ impl Kernel {
     fn relaxed_rounds(&self) -> usize {
         match self.algorithm {
             Algorithm::OneShotDirect => 2,
-            Algorithm::TwoShotDirect => 1,
+            Algorithm::TwoShotDirect | Algorithm::Nccl => 1,
             _ => 0,
         }
     }
@@ -106,7 +114,7 @@ pub(crate) fn violations(function: &Function, kernel: &Kernel) -> Vec<String> {
     let mut broken = packets(function, kernel);
     if kernel.algorithm.is_direct() {
         broken.extend(direct(function, kernel));
-    } else if kernel.flag_rounds() > 0 {
+    } else if kernel.released_rounds() > 0 {
         broken.extend(payload(function, kernel));
     }
     broken.extend(short_forms(function, kernel));
@@ -519,8 +527,10 @@ fn beginning(function: &Function, kernel: &Kernel) -> Vec<String> {
 
 /// The kernels that must be there and are not.
 pub(crate) fn missing(present: &BTreeSet<Kernel>, dtypes: &[impl AsRef<str>]) -> Vec<String> {
-    let reductions: BTreeSet<_> = present.iter().map(|kernel| kernel.reduction.clone()).collect();
-    let mut missing = Vec::new();
+    let reductions = present.iter().filter(|kernel| kernel.algorithm != Algorithm::Nccl);
+    let reductions: BTreeSet<_> = reductions.map(|kernel| kernel.reduction.clone()).collect();
+    let gates = (2..=8).map(Kernel::gate).filter(|gate| !present.contains(gate));
+    let mut missing: Vec<_> = gates.map(|gate| format!("{gate:?}")).collect();
     for algorithm in Algorithm::ALL {
         for dtype in dtypes {
             for reduction in &reductions {
@@ -802,6 +812,23 @@ mod tests {
         )
     }
 
+    fn gate_kernel() -> String {
+        format!(
+            "ACQBULK
+            LDG.E.STRONG.GPU R0, desc[UR4][R2.64]
+            STG.E.64.STRONG.SYS desc[UR4][R6.64], R8
+            meet:
+            LDG.E.64.STRONG.SYS R10, desc[UR4][R18.64]
+            @P1 BRA =met
+            {}
+            met:
+            BAR.RED.AND.DEFER_BLOCKING 0x0, P0
+            STG.E desc[UR4][R2.64], R0
+            EXIT",
+            looking_up("meet")
+        )
+    }
+
     fn broken(name: &str, code: &[impl AsRef<str>]) -> Vec<String> {
         let mut listing = format!("code for sm_90\nFunction : {name}\n");
         for (index, line) in code.iter().enumerate() {
@@ -852,7 +879,18 @@ mod tests {
             assert_eq!(broken(&name("one_shot_ll"), &assembled(&one_shot_by_packets(world))), none);
             assert_eq!(broken(&name("one_shot_direct"), &assembled(&direct_kernel(world, 1))), none);
             assert_eq!(broken(&name("two_shot_direct"), &assembled(&direct_kernel(world, world))), none);
+            assert_eq!(broken(&format!("peersum_gate_{world}"), &assembled(&gate_kernel())), none);
         }
+    }
+
+    #[test]
+    fn a_gate_that_orders_payload_or_does_not_wait_is_found() {
+        let gate = |from: &str, to: &str| broken("peersum_gate_4", &assembled(&gate_kernel().replacen(from, to, 1)));
+        let store = "STG.E.64.STRONG.SYS desc[UR4][R6.64], R8";
+        among(&gate(store, &format!("MEMBAR.ALL.SYS\n{store}")), "1 flags are released at system scope, 0 must");
+        among(&gate(store, ""), "0 flags are stored without a system fence right before, 1 must");
+        among(&gate("LDG.E.64.STRONG.SYS R10, desc[UR4][R18.64]", ""), "flags are loaded without acquiring");
+        among(&gate("ACQBULK", ""), "before the wait for the last kernel");
     }
 
     #[test]
@@ -1100,6 +1138,7 @@ mod tests {
                     }
                 }
             }
+            kernels.extend((2..=8).map(Kernel::gate));
             kernels
         };
         let mut kernels = all(&["sum", "max"]);
