@@ -394,8 +394,8 @@ impl Communicator {
         Ok(epochs)
     }
 
-    /// Makes this the last finished epoch of every block, of rounds by packets: for tests that leave out most of a lap. All ranks
-    /// must do it between the same calls. Waits for work that was enqueued in the context.
+    /// Makes this the last finished epoch of every block, of rounds by packets: for tests that leave out most of a lap.
+    /// All ranks must do it between the same calls. Waits for work that was enqueued in the context.
     #[doc(hidden)]
     pub fn skip_to_packet_epoch(&self, epoch: u32) -> Result<()> {
         let device = self.own_device();
@@ -408,7 +408,8 @@ impl Communicator {
         };
         let _entered = device.enter()?;
         wait()?;
-        // SAFETY: a region starts with its control, so the range lies in the segment, where no kernel of this rank is any more.
+        // SAFETY: a region starts with its control, so the range lies in the segment, where no kernel of this rank is
+        // any more.
         check("cuMemsetD32", Some(device.ordinal), unsafe { sys::cuMemsetD32_v2(epochs, epoch, blocks) })?;
         wait()
     }

@@ -215,8 +215,8 @@ fn epochs_wrap() {
 }
 
 /// An epoch comes again after a lap, when a place that only long messages reach could still hold the packet of the last
-/// time: a late rank is waited for all the same. What is run of the lap is a long message, short ones while one of its two
-/// sweeps goes by, and a long one in the same epoch.
+/// time: a late rank is waited for all the same. What is run of the lap is a long message, short ones while one of its
+/// two sweeps goes by, and a long one in the same epoch.
 #[test]
 fn packets_of_the_last_lap_are_not_taken_for_those_of_this() {
     const SWEEPS: [u32; 2] = [1 << 30, 3 << 30];
