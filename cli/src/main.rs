@@ -1,6 +1,12 @@
 //! The command `peersum`.
 
+mod bandwidth;
+mod dtypes;
+mod measure;
+mod output;
 mod perf;
+mod plot;
+mod sizes;
 #[cfg(feature = "cuda")]
 mod tune;
 
@@ -19,6 +25,9 @@ struct Command {
 #[derive(Subcommand)]
 enum Action {
     /// Measures all-reduce and checks every result, as nccl-tests' all_reduce_perf does
+    ///
+    /// Without flags it runs on all GPUs, or, where there is none, on threads of the CPU, from 1 KiB to 64 MiB: the sizes
+    /// that decoding and prefill of language models reduce.
     Perf(Box<perf::Arguments>),
 }
 
@@ -26,7 +35,7 @@ enum Action {
 const CANNOT_RUN: u8 = 2;
 
 fn main() -> ExitCode {
-    give_each_rank_a_connection();
+    let_ranks_share_devices();
     let outcome = match Command::parse().action {
         Action::Perf(arguments) => perf::run(&arguments),
     };
@@ -40,14 +49,16 @@ fn main() -> ExitCode {
     })
 }
 
-/// Sets `CUDA_DEVICE_MAX_CONNECTIONS` to 32 where the user has not set it.
+/// Sets what lets ranks share a device, where the user has not set it.
 ///
-/// Ranks that share a device wait for each other, so their streams must not share a hardware queue; CUDA reads the
-/// variable once, when it starts, and its default is 8.
-fn give_each_rank_a_connection() {
-    const NAME: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-    if std::env::var_os(NAME).is_none() {
-        // SAFETY: this is the first thing that main does: no other thread exists that could read the environment.
-        unsafe { std::env::set_var(NAME, "32") };
+/// They wait for each other, so their streams must not share a hardware queue; CUDA reads the number of queues once, when it
+/// starts, and its default is 8. NCCL refuses such ranks unless it is told; where each has its own device, it makes no
+/// difference.
+fn let_ranks_share_devices() {
+    for (name, value) in [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("NCCL_MULTI_RANK_GPU_ENABLE", "1")] {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: this is the first thing that main does: no other thread exists that could read the environment.
+            unsafe { std::env::set_var(name, value) };
+        }
     }
 }

@@ -73,7 +73,7 @@ fn the_table_says_what_was_measured_and_how() {
     ] {
         assert!(text.lines().any(|printed| printed == line), "{line}\nis not in\n{text}");
     }
-    assert!(text.contains("# Backend: host, a thread for each rank, "));
+    assert!(text.contains("# Backend: host, threads of one process, one for each rank, "));
     assert!(text.contains("#  Rank  1 Group  0 Pid "));
     assert!(text.contains("# Plan: 1K to 4K: ") || text.contains("# Plan: 1K: "), "{text}");
     assert_eq!(stderr(&output), "", "nothing but the table, and that in a pipe without a bar");
@@ -240,6 +240,12 @@ fn what_can_not_run_is_said_before_anything_is_measured() {
         ("--backend host -J out.txt", ".json"),
         ("--backend host -e 1K -J /nowhere/at/all.json", "/nowhere/at/all.json"),
         ("--backend host -T 0", "-T 0"),
+        ("--backend host --compare ring", "there are one-shot"),
+        ("--backend host --nccl-library /a", "--nccl-library"),
+        ("--backend host --table none", "--table"),
+        ("--backend host --deterministic", "--deterministic"),
+        ("--backend host -e 1K --plot /nowhere/at/all.svg", "/nowhere/at/all.svg"),
+        ("--backend host --plot all.png", ".svg"),
         ("-x 3", "-x"),
     ] {
         let output = perf(flags);
@@ -266,7 +272,8 @@ fn a_reader_that_goes_is_no_panic() {
 fn help_explains_the_bandwidths() {
     let output = perf("--help");
     assert!(output.status.success());
-    for words in ["2(n-1)/n", "not measured traffic", "1 GB = 10^9 bytes", "--cudagraph", "--output_file"] {
+    for words in ["2(n-1)/n", "not measured traffic", "1 GB = 10^9 bytes", "--cudagraph", "--output_file", "--compare"]
+    {
         assert!(stdout(&output).contains(words), "{words}");
     }
 }
@@ -282,4 +289,95 @@ fn a_run_that_fails_says_so_in_the_table_the_report_and_the_exit_code() {
     assert!(stderr(&output).contains("lower -e"));
     let report = report(&file);
     assert_eq!((&report["passed"], report["errors"].as_array().map(Vec::len)), (&false.into(), Some(1)));
+}
+
+#[test]
+fn candidates_are_timed_beside_the_choice_checked_and_reported() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("report.json");
+    let output = perf(&format!(
+        "--backend host -g 2 -b 1K -e 16K -n 4 -o sum,max --compare two-shot,nccl,one-shot-ll -J {}",
+        file.display()
+    ));
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    let text = stdout(&output);
+    for line in [
+        "# Compared: two-shot, nccl, one-shot-ll, in 5 rounds in turns, medians of the rounds",
+        "# Not compared: nccl, 1K to 16K: NCCL is for GPUs",
+    ] {
+        assert!(text.lines().any(|printed| printed == line), "{line}\nis not in\n{text}");
+    }
+    assert_eq!(text.matches("---------- two-shot -----------").count(), 2, "over each half: {text}");
+    let rows = rows(&output);
+    assert_eq!(rows.len(), 3 * 2);
+    let number = |row: &[String], column: usize| row[column].parse::<f64>().expect("a figure");
+    for row in &rows {
+        // What says which row it is, then per half the choice's four figures and four of each other.
+        assert_eq!(row.len(), 5 + 2 * (4 + 3 * 4), "{row:?}");
+        for half in [5, 21] {
+            let (time, other, ratio) = (number(row, half), number(row, half + 4), number(row, half + 7));
+            assert!((time / other - ratio).abs() < 0.02 + 0.02 * ratio, "{row:?}");
+            assert_eq!((row[half + 3].as_str(), row[half + 6].as_str(), row[half + 14].as_str()), ("0", "0", "0"));
+            assert_eq!(row[half + 8..half + 12], ["-"; 4], "{row:?}");
+        }
+    }
+    let report = report(&file);
+    for record in report["results"].as_array().expect("records") {
+        assert_eq!((&record["rounds"], record["samples_us"].as_array().map(Vec::len)), (&5.into(), Some(5 * 4)));
+        let [two_shot, nccl, packets] = [0, 1, 2].map(|index| &record["compared"][index]);
+        for (other, name) in [(two_shot, "two-shot"), (packets, "one-shot-ll")] {
+            assert_eq!((&other["name"], &other["plan"]["algorithm"]), (&name.into(), &name.into()));
+            assert_eq!((&other["wrong_elements"], &other["spread"]["samples"]), (&0.into(), &20.into()));
+            let [time, of_other, ratio] = [&record["time_us"], &other["time_us"], &other["ratio"]]
+                .map(|figure| figure.as_f64().expect("a figure"));
+            assert!((time / of_other - ratio).abs() < 1e-9 * ratio);
+        }
+        assert_eq!((&nccl["unavailable"], &nccl["ratio"]), (&"NCCL is for GPUs".into(), &Value::Null));
+        assert!(nccl.get("time_us").is_none());
+    }
+    assert_eq!(report["config"]["nccl"], Value::Null);
+    assert_eq!(report["config"]["nccl_missing"], "NCCL is for GPUs");
+}
+
+#[test]
+fn all_are_those_of_the_backend() {
+    let output = perf("--backend host -g 3 -b 4K -e 4K -n 2 -c 0 --compare all");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let compared = "# Compared: one-shot, two-shot, one-shot-pull, two-shot-pull, one-shot-ll, two-shot-ll, in ";
+    assert!(stdout(&output).contains(compared), "{}", stdout(&output));
+    assert!(!stdout(&output).contains("# Not compared"));
+}
+
+#[test]
+fn a_flipped_bit_of_the_choice_is_not_laid_to_the_others() {
+    let output = perf("--backend host -g 2 -b 4K -e 4K -n 2 --compare two-shot-pull --inject-fault 1:4096");
+    assert_eq!(output.status.code(), Some(1));
+    let rows = rows(&output);
+    assert_eq!((rows[0][8].as_str(), rows[0][11].as_str(), rows[0][16].as_str()), ("1", "0", "0"), "{rows:?}");
+    assert!(stdout(&output).contains("# Out of bounds values : 1 FAILED\n"));
+}
+
+#[test]
+fn the_plot_shows_what_was_timed_and_where_the_choice_changes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("all.svg");
+    let output = perf(&format!(
+        "--backend host -g 2 -b 1K -e 64K -n 2 -c 0 -N 2 --compare one-shot-pull --plot {}",
+        file.display()
+    ));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let svg = std::fs::read_to_string(&file).expect("the drawing is there");
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    // Two ranks: a two-shot up to 8 KiB, whose border no size of the run has.
+    for words in ["peersum", "one-shot-pull", "one-shot from 8 KiB", "busbw (GB/s)", "time of a call (µs)", "16 KiB"] {
+        assert!(svg.contains(words), "{words}");
+    }
+    // In both panels a line for each, of four sizes whatever the cycles; and one for each in the legend.
+    let lines: Vec<_> = svg
+        .split("<polyline ")
+        .skip(1)
+        .filter_map(|rest| Some(rest.split_once("points=\"")?.1.split_once('"')?.0.split_whitespace().count()))
+        .collect();
+    assert_eq!(lines.iter().filter(|&&points| points == 4).count(), 4, "{lines:?}");
+    assert_eq!(std::fs::read_dir(directory.path()).expect("the directory").count(), 1, "nothing is left beside it");
 }

@@ -4,20 +4,17 @@ use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use peersum::{Algorithm, DType, Options, Overlap, ReduceOp};
+use peersum::{Algorithm, DType, Nccl, Options, Overlap, ReduceOp, TableFrom};
 
-use super::{
+use super::compare::{Compared, Rival};
+use crate::{
     bandwidth,
-    case::Mode,
-    measure::Fault,
+    dtypes::{TypeChoice, dtypes, once_each},
+    measure::{candidate::Home, case::Mode, run::Fault, statistics::Combine},
     sizes::{Size, Step, Sweep},
-    statistics::Combine,
 };
 
-/// Measures all-reduce and checks every result, as nccl-tests' all_reduce_perf does.
-///
-/// Without flags it runs on all GPUs, or, where there is none, on threads of the CPU, from 1 KiB to 64 MiB: the sizes
-/// that decoding and prefill of language models reduce.
+/// What `peersum perf` is told.
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = bandwidth::EXPLANATION)]
 pub(crate) struct Arguments {
@@ -86,6 +83,15 @@ pub(crate) struct Arguments {
     #[arg(short = 'u', long = "unalign", value_name = "K", default_value_t = 0)]
     unalign: usize,
 
+    /// Times these too, in turns with what the library chooses, and prints them beside it: nccl, the name of an algorithm (see
+    /// --algorithm), or all; several with commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Comparison")]
+    compare: Vec<Rival>,
+
+    /// Draws time and bus bandwidth over the size to a file, of all that was timed out of place, and where the choice changes
+    #[arg(long, value_name = "FILE.svg", help_heading = "Comparison")]
+    pub(crate) plot: Option<PathBuf>,
+
     /// Writes all figures to a file, as JSON; an older file of that name is replaced
     #[arg(short = 'J', long = "output_file", value_name = "FILE.json")]
     pub(crate) output_file: Option<PathBuf>,
@@ -102,7 +108,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Ranks")]
     pub(crate) backend: BackendChoice,
 
-    /// Seconds that a rank waits for its peers before the run fails, saying for whom [default: 10]
+    /// Seconds that a rank waits for its peers before the run fails, saying for whom [default: 10, with NCCL 30]
     #[arg(short = 'T', long = "timeout", value_name = "S", help_heading = "Library")]
     timeout: Option<f64>,
 
@@ -136,6 +142,18 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SIZE", help_heading = "Library")]
     staging: Option<Size>,
 
+    /// NCCL's library, or the folder that it is in. CUDA only [default: where the system finds it]
+    #[arg(long, value_name = "PATH", help_heading = "Library")]
+    nccl_library: Option<PathBuf>,
+
+    /// The table of choices that `peersum tune` wrote, or none for the built-in ones. CUDA only [default: the user's]
+    #[arg(long, value_name = "FILE|none", help_heading = "Library")]
+    table: Option<PathBuf>,
+
+    /// Never hands a call over to NCCL, whose bits depend on the size of the message. CUDA only
+    #[arg(long, help_heading = "Library")]
+    deterministic: bool,
+
     /// Flips a bit in the output of a rank, out of place, at one size: to see that the check sees it
     #[arg(long, value_name = "RANK:BYTES", hide = true, value_parser = parse_fault)]
     inject_fault: Option<Fault>,
@@ -146,17 +164,6 @@ pub(crate) enum BackendChoice {
     Auto,
     Host,
     Cuda,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum TypeChoice {
-    #[value(alias = "f32")]
-    Float,
-    #[value(alias = "f16")]
-    Half,
-    #[value(alias = "bf16")]
-    Bfloat16,
-    All,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -181,6 +188,8 @@ enum OverlapChoice {
 
 /// How long ranks wait where nothing is said: a rank that stays away is to show soon, and none here has other work.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// The same where NCCL is to be joined, which takes some seconds.
+const TIMEOUT_OF_NCCL: Duration = Duration::from_secs(30);
 
 /// A run, checked as far as it can be without knowing the backend.
 #[derive(Clone, Debug)]
@@ -196,6 +205,7 @@ pub(crate) struct Config {
     pub(crate) checks: usize,
     pub(crate) unalign: usize,
     pub(crate) fault: Option<Fault>,
+    pub(crate) compared: Compared,
     pub(crate) library: Options,
 }
 
@@ -210,9 +220,9 @@ impl Config {
                 file.display()
             );
         }
-        Ok(Config {
+        let config = Config {
             sweep: arguments.sweep()?,
-            dtypes: arguments.dtypes(),
+            dtypes: dtypes(&arguments.datatype),
             ops: arguments.ops(),
             iterations: arguments.iterations,
             warmup: arguments.warmup,
@@ -222,8 +232,26 @@ impl Config {
             checks: arguments.checks,
             unalign: arguments.unalign,
             fault: arguments.inject_fault,
+            compared: Compared::new(&arguments.compare),
             library: arguments.library()?,
-        })
+        };
+        if let Some(file) = &arguments.plot {
+            ensure!(
+                file.extension().is_some_and(|extension| extension == "svg"),
+                "--plot {}: the file's name must end in .svg, the one format there is",
+                file.display()
+            );
+            ensure!(
+                config.dtypes.len() == 1 && config.ops.len() == 1 && arguments.timing.len() < 2,
+                "--plot draws one type, one reduction and one timing: give one of each with -d, -o and --timing"
+            );
+        }
+        Ok(config)
+    }
+
+    /// The memory that tensors lie in.
+    pub(crate) fn home(&self) -> Home {
+        if self.library.symmetric_bytes > 0 { Home::Symmetric } else { Home::Plain }
     }
 }
 
@@ -245,6 +273,9 @@ impl Arguments {
             (self.threads.is_some(), "--threads"),
             (self.overlap.is_some(), "--overlap"),
             (self.local_register == "2", "-R 2"),
+            (self.nccl_library.is_some(), "--nccl-library"),
+            (self.table.is_some(), "--table"),
+            (self.deterministic, "--deterministic"),
         ];
         given.into_iter().filter_map(|(given, flag)| given.then_some(flag)).collect()
     }
@@ -294,19 +325,6 @@ impl Arguments {
         Ok(Sweep { min_bytes, max_bytes, step })
     }
 
-    fn dtypes(&self) -> Vec<DType> {
-        let mut dtypes = Vec::new();
-        for choice in &self.datatype {
-            match choice {
-                TypeChoice::Float => dtypes.push(DType::F32),
-                TypeChoice::Half => dtypes.push(DType::F16),
-                TypeChoice::Bfloat16 => dtypes.push(DType::BF16),
-                TypeChoice::All => dtypes.extend(DType::ALL),
-            }
-        }
-        once_each(dtypes)
-    }
-
     fn ops(&self) -> Vec<ReduceOp> {
         let mut ops = Vec::new();
         for choice in &self.op {
@@ -322,7 +340,13 @@ impl Arguments {
     }
 
     fn library(&self) -> Result<Options> {
-        let mut options = Options::default().timeout(TIMEOUT);
+        let nccl = match self.algorithm {
+            Some(Algorithm::Nccl) => Nccl::Required,
+            _ if Compared::new(&self.compare).with_nccl() => Nccl::IfThere,
+            _ => Nccl::default(),
+        };
+        let timeout = if nccl == Nccl::default() { TIMEOUT } else { TIMEOUT_OF_NCCL };
+        let mut options = Options::default().timeout(timeout).nccl(nccl);
         if let Some(seconds) = self.timeout {
             let timeout = Duration::try_from_secs_f64(seconds).ok().filter(|timeout| !timeout.is_zero());
             let Some(timeout) = timeout else { bail!("-T {seconds}: a timeout is a positive number of seconds") };
@@ -344,21 +368,18 @@ impl Arguments {
             let bytes = self.sweep()?.max_bytes.saturating_add(around).saturating_mul(2);
             options = options.symmetric_bytes(usize::try_from(bytes)?);
         }
+        options.nccl_library = self.nccl_library.clone();
+        options.table = match &self.table {
+            None => TableFrom::default(),
+            Some(none) if none.as_os_str() == "none" => TableFrom::Nowhere,
+            Some(file) => TableFrom::File(file.clone()),
+        };
+        options.deterministic = self.deterministic;
         options.algorithm = self.algorithm;
         options.blocks = self.blocks;
         options.threads = self.threads;
         Ok(options)
     }
-}
-
-fn once_each<T: PartialEq>(values: Vec<T>) -> Vec<T> {
-    let mut unique = Vec::new();
-    for value in values {
-        if !unique.contains(&value) {
-            unique.push(value);
-        }
-    }
-    unique
 }
 
 /// Names them all, so that no list has to follow the library's.
@@ -368,7 +389,7 @@ fn algorithm_help() -> String {
         let names: Vec<_> = Algorithm::ALL.into_iter().filter(chosen).map(Algorithm::name).collect();
         names.join(", ")
     };
-    format!("Runs every call by this algorithm: {}; on GPUs only: {}", names(true), names(false))
+    format!("Runs every call by this algorithm: {}; on GPUs only: {}, {}", names(true), names(false), Algorithm::Nccl)
 }
 
 fn parse_fault(text: &str) -> Result<Fault, String> {
@@ -456,6 +477,35 @@ mod tests {
         assert!(error("--algorithm ring").contains("there are one-shot, two-shot"));
         assert!(error("-a 4").contains("possible values: 0, 1, 2, 3"));
         assert!(error("-e 8T").contains("'T'"));
+        assert!(error("--compare ring").contains("there are one-shot, two-shot"));
+        assert!(error("--plot out.png").contains(".svg"));
+        for flags in ["-d all", "-o sum,max", "--timing graph,queued"] {
+            assert!(error(&format!("--plot out.svg {flags}")).contains("draws one type"), "{flags}");
+        }
+    }
+
+    #[test]
+    fn nccl_is_joined_where_it_is_named() {
+        let library = |flags| config(flags).unwrap().library;
+        assert_eq!(library("").nccl, Nccl::default());
+        assert_eq!(library("--compare one-shot").nccl, Nccl::default());
+        assert_eq!(library("--compare one-shot,nccl").nccl, Nccl::IfThere);
+        assert_eq!(library("--compare all").nccl, Nccl::IfThere);
+        assert_eq!(library("--algorithm nccl --compare all").nccl, Nccl::Required);
+        assert_eq!(library("--nccl-library /a/b").nccl_library, Some("/a/b".into()));
+    }
+
+    #[test]
+    fn the_table_is_the_users_a_file_or_none() {
+        let library = |flags| config(flags).unwrap().library;
+        assert_eq!((library("").table, library("").deterministic), (TableFrom::Usual, false));
+        assert_eq!(library("--table none").table, TableFrom::Nowhere);
+        assert_eq!(library("--table a.toml --deterministic").table, TableFrom::File("a.toml".into()));
+        assert!(library("--deterministic").deterministic);
+        assert_eq!(
+            parse("--table none --deterministic --nccl-library x").unwrap().cuda_only(),
+            ["--nccl-library", "--table", "--deterministic"]
+        );
     }
 
     #[test]
@@ -513,6 +563,7 @@ mod tests {
         let words: Vec<_> = help.split([' ', ',', ';']).collect();
         assert!(Algorithm::ALL.iter().all(|algorithm| words.contains(&algorithm.name())), "{help}");
         assert!(help.contains("two-shot-ll; on GPUs only: one-shot-direct"), "{help}");
+        assert!(help.contains("two-shot-direct, nccl"), "{help}");
     }
 
     #[test]

@@ -9,24 +9,32 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use peersum::{Overlap, Plan};
+use peersum::Overlap;
 use serde::Serialize;
 
 use super::{
-    backend::{Backend, Device},
-    bandwidth,
-    case::{Mode, Placement},
-    machine::Machine,
-    measure::{Call, Outcome, Schedule},
     options::Config,
+    table::{Half, OtherHalf},
+};
+use crate::{
+    bandwidth,
+    measure::{
+        candidate::{Candidate, Home},
+        case::{Mode, Placement},
+        group::{Backend, Device},
+        machine::Machine,
+        rank::{Call, Schedule},
+        run::Outcome,
+        statistics::{Combine, Spread},
+        verify::FirstWrong,
+    },
     sizes::Step,
-    statistics::{Combine, Spread},
-    table::Half,
-    verify::FirstWrong,
 };
 
 const SCHEMA: &str = "peersum-perf";
 const SCHEMA_VERSION: u32 = 1;
+/// What the library's choice is called beside others.
+pub(crate) const CHOSEN: &str = "peersum";
 
 /// The file.
 #[derive(Clone, Debug, Serialize)]
@@ -73,6 +81,13 @@ struct ConfigRecord {
     forced_threads: Option<u32>,
     /// Null where calls are no kernels.
     overlap: Option<&'static str>,
+    /// The memory that tensors lie in.
+    memory: Home,
+    deterministic: bool,
+    /// The version of the NCCL that was joined; null where none was.
+    nccl: Option<String>,
+    /// Why none was.
+    nccl_missing: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -97,7 +112,18 @@ pub(crate) struct Record {
     iterations: usize,
     /// Launches of the graph, or 1.
     replays: usize,
-    /// Total over calls, combined over the ranks.
+    /// Turns that each candidate had; the figures of the call itself are of the library's choice.
+    rounds: usize,
+    #[serde(flatten)]
+    figures: Figures,
+    /// Of those that were timed in turns with it.
+    compared: Vec<OtherRecord>,
+}
+
+/// What a candidate came to.
+#[derive(Clone, Debug, Serialize)]
+struct Figures {
+    /// Total over calls, combined over the ranks; over several rounds, the median of these.
     time_us: f64,
     /// The same by the host's clock.
     wall_time_us: f64,
@@ -106,9 +132,22 @@ pub(crate) struct Record {
     busbw_gb_per_s: Option<f64>,
     /// Of one call, or in graph mode of one replay's calls on average; null where only the total was timed.
     spread: Option<Spread>,
+    samples_us: Vec<f64>,
     wrong_elements: Option<u64>,
     first_wrong: Option<FirstWrong>,
     plan: Option<PlanRecord>,
+}
+
+/// Another candidate.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct OtherRecord {
+    name: &'static str,
+    /// Why it was not timed; its figures are not there then.
+    unavailable: Option<String>,
+    /// Time of the library's choice over the time of this.
+    ratio: Option<f64>,
+    #[serde(flatten)]
+    figures: Option<Figures>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -135,6 +174,7 @@ impl Report {
         instead_of_gpus: Option<String>,
         devices: &[Device],
         machine: Machine,
+        nccl: Result<String, String>,
     ) -> Self {
         let (step_factor, step_bytes) = match config.sweep.step {
             Step::Factor(factor) => (Some(factor), None),
@@ -171,6 +211,10 @@ impl Report {
                 forced_blocks: config.library.blocks,
                 forced_threads: config.library.threads,
                 overlap: (backend == Backend::Cuda).then(|| overlap_name(config.library.overlap)),
+                memory: config.home(),
+                deterministic: config.library.deterministic,
+                nccl: nccl.as_ref().ok().cloned(),
+                nccl_missing: nccl.err(),
             },
             results: Vec::new(),
             tables: Vec::new(),
@@ -179,11 +223,16 @@ impl Report {
         }
     }
 
+    /// The versions of the driver and of its CUDA.
+    pub(crate) fn driver(&self) -> (&str, &str) {
+        let machine = &self.machine;
+        (machine.nvidia_driver.as_deref().unwrap_or("unknown"), machine.cuda_driver_api.as_deref().unwrap_or("unknown"))
+    }
+
     /// Closes the report: no error, and no wrong element, is a pass.
     pub(crate) fn finish(&mut self) -> bool {
         self.finished_unix_s = Some(unix_time());
-        self.passed =
-            self.errors.is_empty() && self.results.iter().all(|record| record.wrong_elements.unwrap_or(0) == 0);
+        self.passed = self.errors.is_empty() && self.results.iter().all(|record| record.wrong_candidates() == 0);
         self.passed
     }
 
@@ -206,21 +255,52 @@ impl Report {
     }
 }
 
+impl Figures {
+    fn new(bytes: usize, combine: Combine, outcome: &Outcome, candidate: &Candidate) -> Self {
+        let timings = &outcome.timings;
+        let world = timings.len();
+        let time_us = combine.of(timings.iter().map(|timing| timing.time_us));
+        let algbw = bandwidth::algorithm(bytes, time_us);
+        let samples_us = combine.samples(timings);
+        Figures {
+            time_us,
+            wall_time_us: combine.of(timings.iter().map(|timing| timing.wall_us)),
+            rank_time_us: timings.iter().map(|timing| timing.time_us).collect(),
+            algbw_gb_per_s: algbw,
+            busbw_gb_per_s: (world > 1).then(|| algbw * bandwidth::bus_factor(world)),
+            spread: Spread::of(&samples_us),
+            samples_us,
+            wrong_elements: outcome.wrong.as_ref().map(|wrong| wrong.elements),
+            first_wrong: outcome.wrong.as_ref().and_then(|wrong| wrong.first.clone()),
+            plan: candidate.plan.map(|plan| PlanRecord {
+                algorithm: plan.algorithm.name(),
+                blocks: plan.blocks,
+                threads: plan.threads,
+                chunk_bytes: plan.chunk_bytes,
+            }),
+        }
+    }
+
+    /// What is wrong, if something is.
+    fn complaint(&self) -> Option<String> {
+        let (wrong, first) = (self.wrong_elements?, self.first_wrong.as_ref()?);
+        Some(format!("{wrong} element{}; the first on {first}", if wrong == 1 { "" } else { "s" }))
+    }
+
+    fn is_wrong(&self) -> bool {
+        self.wrong_elements.unwrap_or(0) > 0
+    }
+}
+
 impl Record {
     pub(crate) fn new(
         call: &Call,
         schedule: &Schedule,
         combine: Combine,
-        outcome: &Outcome,
-        plan: Option<Plan>,
-        cycle: usize,
+        (cycle, rounds): (usize, usize),
+        (outcome, candidate): (&Outcome, &Candidate),
     ) -> Self {
         let case = &call.case;
-        let timings = &outcome.timings;
-        let world = timings.len();
-        let time_us = combine.of(timings.iter().map(|timing| timing.time_us));
-        let algbw = bandwidth::algorithm(case.bytes(), time_us);
-        let samples = combine.samples(timings);
         Record {
             cycle,
             bytes: case.bytes(),
@@ -231,45 +311,80 @@ impl Record {
             timing: call.mode,
             iterations: schedule.iterations,
             replays: schedule.replays,
-            time_us,
-            wall_time_us: combine.of(timings.iter().map(|timing| timing.wall_us)),
-            rank_time_us: timings.iter().map(|timing| timing.time_us).collect(),
-            algbw_gb_per_s: algbw,
-            busbw_gb_per_s: (world > 1).then(|| algbw * bandwidth::bus_factor(world)),
-            spread: Spread::of(&samples),
-            wrong_elements: outcome.wrong.as_ref().map(|wrong| wrong.elements),
-            first_wrong: outcome.wrong.as_ref().and_then(|wrong| wrong.first.clone()),
-            plan: plan.map(|plan| PlanRecord {
-                algorithm: plan.algorithm.name(),
-                blocks: plan.blocks,
-                threads: plan.threads,
-                chunk_bytes: plan.chunk_bytes,
-            }),
+            rounds,
+            figures: Figures::new(case.bytes(), combine, outcome, candidate),
+            compared: Vec::new(),
         }
+    }
+
+    /// Adds another candidate: what came of it, or why nothing did.
+    pub(crate) fn compare(
+        &mut self,
+        name: &'static str,
+        combine: Combine,
+        other: Result<(&Outcome, &Candidate), String>,
+    ) -> &OtherRecord {
+        let record = match other {
+            Ok((outcome, candidate)) => {
+                let figures = Figures::new(self.bytes, combine, outcome, candidate);
+                let ratio = self.figures.time_us / figures.time_us;
+                OtherRecord { name, unavailable: None, ratio: Some(ratio), figures: Some(figures) }
+            }
+            Err(reason) => OtherRecord { name, unavailable: Some(reason), ratio: None, figures: None },
+        };
+        self.compared.push(record);
+        &self.compared[self.compared.len() - 1]
     }
 
     /// The figures that the table shows.
     pub(crate) fn half(&self) -> Half {
         Half {
-            time_us: self.time_us,
-            algbw: self.algbw_gb_per_s,
-            busbw: self.busbw_gb_per_s,
-            wrong: self.wrong_elements,
-            spread: self.spread,
+            time_us: self.figures.time_us,
+            algbw: self.figures.algbw_gb_per_s,
+            busbw: self.figures.busbw_gb_per_s,
+            wrong: self.figures.wrong_elements,
+            spread: self.figures.spread,
         }
     }
 
-    /// The line that tells what is wrong, if something is.
-    pub(crate) fn complaint(&self) -> Option<String> {
-        let (wrong, first) = (self.wrong_elements?, self.first_wrong.as_ref()?);
-        Some(format!(
-            "# WRONG: {} B {} {} {}: {wrong} element{}; the first on {first}",
-            self.bytes,
-            self.dtype,
-            self.op,
-            self.placement.name(),
-            if wrong == 1 { "" } else { "s" },
-        ))
+    /// Where the record has its place in a drawing: bytes, and by name the times of all that were timed.
+    pub(crate) fn point(&self) -> (Placement, u64, Vec<(&'static str, f64)>) {
+        let others = self.compared.iter().filter_map(|other| Some((other.name, other.figures.as_ref()?.time_us)));
+        let times = std::iter::once((CHOSEN, self.figures.time_us)).chain(others).collect();
+        (self.placement, self.bytes as u64, times)
+    }
+
+    /// The lines that tell what is wrong, if something is.
+    pub(crate) fn complaints(&self) -> Vec<String> {
+        let others = self.compared.iter().filter_map(|other| Some((other.name, other.figures.as_ref()?.complaint()?)));
+        let own = self.figures.complaint().map(|complaint| ("", complaint));
+        own.into_iter()
+            .chain(others)
+            .map(|(name, complaint)| {
+                let by = if name.is_empty() { String::new() } else { format!(" by {name}") };
+                let placement = self.placement.name();
+                format!("# WRONG: {} B {} {} {placement}{by}: {complaint}", self.bytes, self.dtype, self.op)
+            })
+            .collect()
+    }
+
+    /// Candidates with a wrong element.
+    pub(crate) fn wrong_candidates(&self) -> usize {
+        let others = self.compared.iter().filter_map(|other| other.figures.as_ref());
+        others.chain([&self.figures]).filter(|figures| figures.is_wrong()).count()
+    }
+}
+
+impl OtherRecord {
+    /// The figures that the table shows; `None` where there are none.
+    pub(crate) fn half(&self) -> Option<OtherHalf> {
+        let figures = self.figures.as_ref()?;
+        Some(OtherHalf {
+            time_us: figures.time_us,
+            busbw: figures.busbw_gb_per_s,
+            wrong: figures.wrong_elements,
+            ratio: self.ratio?,
+        })
     }
 }
 
@@ -284,7 +399,7 @@ fn overlap_name(overlap: Overlap) -> &'static str {
 
 /// The mean of all busbw's; `None` where there is none.
 pub(crate) fn average_busbw(records: &[Record]) -> Option<f64> {
-    let busbw: Vec<f64> = records.iter().filter_map(|record| record.busbw_gb_per_s).collect();
+    let busbw: Vec<f64> = records.iter().filter_map(|record| record.figures.busbw_gb_per_s).collect();
     (!busbw.is_empty()).then(|| busbw.iter().sum::<f64>() / busbw.len() as f64)
 }
 
@@ -298,7 +413,10 @@ mod tests {
     use peersum::{DType, ReduceOp};
 
     use super::*;
-    use crate::perf::{case::Case, machine::Gpu, measure::Timing, options::Arguments, verify::Wrong};
+    use crate::{
+        measure::{candidate::Way, case::Case, machine::Gpu, rank::Timing, verify::Wrong},
+        perf::options::Arguments,
+    };
 
     #[derive(Parser)]
     struct Perf {
@@ -315,8 +433,10 @@ mod tests {
         let schedule = Schedule { iterations: 4, warmup: 1, replays: 3, per_iteration: false };
         let timing = |us: f64| Timing { time_us: us, wall_us: us + 1.0, samples_us: vec![us, us + 2.0] };
         let timings = (0..world).map(|rank| timing(10.0 - rank as f64)).collect();
-        Record::new(&call, &schedule, Combine::Max, &Outcome { timings, wrong }, None, 2)
+        Record::new(&call, &schedule, Combine::Max, (2, 1), (&Outcome { timings, wrong }, &CANDIDATE))
     }
+
+    const CANDIDATE: Candidate = Candidate { way: Way::Chosen, home: Home::Plain, plan: None };
 
     fn report() -> Report {
         let config = Config::new(&Perf::parse_from(["perf"]).arguments).unwrap();
@@ -331,7 +451,7 @@ mod tests {
             memory_bytes: 1 << 37,
         };
         let device = Device { ordinal: 0, pci: Some("0000:1b:00".into()), core: None, name };
-        Report::new(&config, Backend::Cuda, None, &[device], Machine::here(None, vec![gpu]))
+        Report::new(&config, Backend::Cuda, None, &[device], Machine::here(None, vec![gpu]), Ok("2.30".into()))
     }
 
     #[test]
@@ -347,7 +467,7 @@ mod tests {
     #[test]
     fn figures_without_a_meaning_are_null() {
         let mut record = record(1, None);
-        record.algbw_gb_per_s = f64::NAN;
+        record.figures.algbw_gb_per_s = f64::NAN;
         let json = serde_json::to_value(record).unwrap();
         for field in ["algbw_gb_per_s", "busbw_gb_per_s", "wrong_elements", "first_wrong", "plan"] {
             assert!(json[field].is_null(), "{field}");
@@ -365,6 +485,36 @@ mod tests {
         assert_eq!(json["cycle"], 2);
         // Of the slowest rank, like the time.
         assert_eq!((&json["spread"]["samples"], &json["spread"]["max_us"]), (&2.into(), &12.0.into()));
+    }
+
+    #[test]
+    fn others_have_the_same_figures_a_ratio_or_a_reason() {
+        let mut record = record(2, Some(Wrong::default()));
+        let timing = Timing { time_us: 20.0, wall_us: 21.0, samples_us: vec![19.0, 20.0, 22.0] };
+        let outcome = Outcome { timings: vec![timing; 2], wrong: Some(Wrong::default()) };
+        assert_eq!(record.compare("two-shot", Combine::Max, Ok((&outcome, &CANDIDATE))).half().unwrap().ratio, 0.5);
+        assert!(record.compare("nccl", Combine::Max, Err("it is not there".into())).half().is_none());
+        let json = serde_json::to_value(&record).unwrap();
+        let [two_shot, nccl] = [&json["compared"][0], &json["compared"][1]];
+        assert_eq!((&two_shot["name"], &two_shot["ratio"]), (&"two-shot".into(), &0.5.into()));
+        assert_eq!((&two_shot["time_us"], &two_shot["wrong_elements"]), (&20.0.into(), &0.into()));
+        assert_eq!(two_shot["samples_us"], serde_json::json!([19.0, 20.0, 22.0]));
+        assert_eq!((&two_shot["spread"]["p50_us"], &two_shot["spread"]["p95_us"]), (&20.0.into(), &22.0.into()));
+        assert!(two_shot["unavailable"].is_null());
+        assert_eq!((&nccl["unavailable"], &nccl["ratio"]), (&"it is not there".into(), &serde_json::Value::Null));
+        assert!(nccl.get("time_us").is_none());
+        assert_eq!(record.point().2, [("peersum", 10.0), ("two-shot", 20.0)]);
+    }
+
+    #[test]
+    fn another_candidate_s_wrong_element_is_no_pass_either() {
+        let mut report = report();
+        let mut record = record(2, Some(Wrong::default()));
+        let outcome = Outcome { wrong: Some(Wrong { elements: 3, first: None }), ..Outcome::default() };
+        record.compare("nccl", Combine::Max, Ok((&outcome, &CANDIDATE)));
+        assert_eq!(record.wrong_candidates(), 1);
+        report.results.push(record);
+        assert!(!report.finish());
     }
 
     #[test]

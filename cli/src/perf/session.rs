@@ -7,21 +7,39 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use half::{bf16, f16};
-use indicatif::{ProgressBar, ProgressStyle};
-use peersum::{Algorithm, DType, Plan};
+use peersum::{Algorithm, DType, Plan, ReduceOp};
 
 use super::{
-    backend::{Backend, Group},
-    case::{Case, Mode},
-    datum::Datum,
-    geometry::Geometry,
-    machine,
-    measure::{self, Call, Job, Rank, Schedule},
+    chart::Chart,
+    compare::Field,
     options::Config,
+    outlook::{Outlook, missing_lines, plan_lines},
     report::{Record, Report, TableRecord, average_busbw},
-    sizes::{Size, Step},
     table::{self, HALVES},
 };
+use crate::{
+    measure::{
+        candidate::{Home, Way},
+        case::{Case, Mode, Placement},
+        datum::Datum,
+        geometry::Geometry,
+        group::{Backend, Group},
+        machine,
+        rank::{Call, Rank, Schedule},
+        run::{self, Job},
+    },
+    output::Output,
+    sizes::{Size, Step},
+};
+
+/// Turns of each candidate where there are several.
+const ROUNDS: usize = 5;
+
+/// What a run writes beside the table.
+pub(crate) struct Files<'a> {
+    pub(crate) report: Option<&'a Path>,
+    pub(crate) plot: Option<&'a Path>,
+}
 
 /// A run on one backend.
 pub(crate) struct Session<'a, G> {
@@ -30,6 +48,8 @@ pub(crate) struct Session<'a, G> {
     /// Why the ranks are not GPUs, unless the host was asked for.
     pub(crate) instead_of_gpus: Option<String>,
     pub(crate) config: &'a Config,
+    /// Timed in turns with what the library chooses.
+    pub(crate) algorithms: Vec<Algorithm>,
     /// A table for each.
     pub(crate) modes: Vec<Mode>,
     /// Launches of the graph in graph mode.
@@ -39,17 +59,18 @@ pub(crate) struct Session<'a, G> {
 
 impl<G: Group> Session<'_, G> {
     /// Runs all of it. The table goes to standard output; `false` says that something was wrong.
-    pub(crate) fn run(mut self, report_file: Option<&Path>) -> Result<bool> {
-        let plans = self.plans()?;
+    pub(crate) fn run(mut self, files: &Files<'_>) -> Result<bool> {
+        let outlook = self.outlook()?;
         if let Some(fault) = self.config.fault {
             let world = self.group.devices().len();
             ensure!(fault.rank < world, "--inject-fault: there is no rank {} of {world}", fault.rank);
         }
-        if let Some(file) = report_file {
+        if let Some(file) = files.report {
             self.report.write_beside(file)?;
         }
+        let chart = files.plot.map(|file| self.chart(file, &outlook)).transpose()?;
         let mut output = Output::new(self.halves());
-        output.print(|out| self.header(out, &plans))?;
+        output.print(|out| self.header(out, &outlook))?;
         for mode in self.modes.clone() {
             if let Err(error) = self.table(mode, &mut output) {
                 // Of the terminal or the pipe: nobody reads on.
@@ -66,21 +87,27 @@ impl<G: Group> Session<'_, G> {
         output.progress.finish_and_clear();
         output.print(|out| writeln!(out, "#\n# Collective test concluded: all_reduce\n#"))?;
         let passed = self.report.finish();
-        if let Some(file) = report_file {
+        if let Some(file) = files.report {
             self.report.write(file)?;
+        }
+        if let Some(chart) = chart {
+            chart.draw(&self.report.results)?;
         }
         Ok(passed)
     }
 
-    /// The plan of every size, in the order of the first type's; what was forced and can't run is an error.
-    fn plans(&self) -> Result<Vec<(usize, Plan)>> {
-        let mut plans = Vec::new();
-        for (number, &dtype) in self.config.dtypes.iter().enumerate() {
-            for count in self.config.sweep.counts(dtype.size()) {
+    /// How every size will be done, and who can't be timed at it; what was forced and can't run is an error.
+    fn outlook(&mut self) -> Result<Outlook> {
+        let config = self.config;
+        let mut outlook = Outlook::default();
+        for (number, &dtype) in config.dtypes.iter().enumerate() {
+            for count in config.sweep.counts(dtype.size()) {
                 let bytes = count * dtype.size();
-                let plan = self.group.plan(count, dtype).with_context(|| format!("{bytes} B of {dtype}"))?;
-                let Some(plan) = plan else { continue };
-                if let Some(forced) = self.config.library.algorithm {
+                let located = || format!("{bytes} B of {dtype}");
+                let [out_of_place, in_place] = HALVES.map(|placement| self.field(placement, count, dtype));
+                let fields = [out_of_place.with_context(located)?, in_place.with_context(located)?];
+                let Some(plan) = fields[0].candidates[0].plan else { continue };
+                if let Some(forced) = config.library.algorithm {
                     ensure!(
                         plan.algorithm == forced,
                         "{bytes} B of {dtype}: {forced} was forced, not {}",
@@ -88,11 +115,33 @@ impl<G: Group> Session<'_, G> {
                     );
                 }
                 if number == 0 {
-                    plans.push((bytes, plan));
+                    outlook.plan(bytes, plan);
+                    for (index, &algorithm) in self.algorithms.iter().enumerate() {
+                        let why_not = |field: &Field| field.others[index].as_ref().err().cloned();
+                        let reasons = fields.each_ref().map(why_not);
+                        outlook.candidate(algorithm, bytes, reasons.each_ref().map(Option::as_deref));
+                    }
                 }
             }
         }
-        Ok(plans)
+        Ok(outlook)
+    }
+
+    fn field(&mut self, placement: Placement, count: usize, dtype: DType) -> peersum::Result<Field> {
+        let config = self.config;
+        let (group, algorithms) = (&mut self.group, &self.algorithms);
+        Field::new(group, algorithms, &config.library, config.home(), placement, (count, dtype))
+    }
+
+    /// The drawing, with what is known of it beforehand: where the choice changes.
+    fn chart(&mut self, file: &Path, outlook: &Outlook) -> Result<Chart> {
+        let dtype = self.config.dtypes[0];
+        let lies = self.config.home().of(Placement::OutOfPlace);
+        let borders = outlook.borders(dtype.size(), |bytes| {
+            let plan = self.group.plan(Way::Chosen, lies, bytes / dtype.size(), dtype);
+            plan.ok().flatten().map(|plan| plan.algorithm)
+        });
+        Chart::new(file, self.group.devices(), self.config, borders)
     }
 
     /// Halves of rows in all tables.
@@ -102,7 +151,7 @@ impl<G: Group> Session<'_, G> {
         (self.modes.len() * config.cycles * config.ops.len() * counts * HALVES.len()) as u64
     }
 
-    fn header(&self, out: &mut dyn Write, plans: &[(usize, Plan)]) -> io::Result<()> {
+    fn header(&self, out: &mut dyn Write, outlook: &Outlook) -> io::Result<()> {
         let config = self.config;
         let devices = self.group.devices();
         writeln!(out, "# peersum version {}", env!("CARGO_PKG_VERSION"))?;
@@ -126,9 +175,11 @@ impl<G: Group> Session<'_, G> {
         )?;
         writeln!(out, "#")?;
         let threads = match (self.backend, devices.iter().all(|device| device.core.is_some())) {
-            (Backend::Cuda, _) => "CUDA, one process, a thread for each rank",
-            (Backend::Host, true) => "host, a thread for each rank, pinned to a core of its own",
-            (Backend::Host, false) => "host, a thread for each rank, not pinned: there are more ranks than cores",
+            (Backend::Cuda, _) => "CUDA, threads of one process, one for each rank",
+            (Backend::Host, true) => "host, threads of one process, one for each rank, pinned to a core of its own",
+            (Backend::Host, false) => {
+                "host, threads of one process, one for each rank, not pinned: there are more ranks than cores"
+            }
         };
         match &self.instead_of_gpus {
             None => writeln!(out, "# Backend: {threads}")?,
@@ -138,7 +189,21 @@ impl<G: Group> Session<'_, G> {
             0 => writeln!(out, "# Check: off")?,
             _ => writeln!(out, "# Check: every rank's bits against the definition (f32, in rank order, rounded once)")?,
         }
-        plan_lines(out, plans)?;
+        if config.checks > 0 && (self.algorithms.contains(&Algorithm::Nccl) || outlook.hands_over()) {
+            writeln!(out, "# Check of NCCL, whose order is its own: inputs whose sums are exact in any order")?;
+            if config.ops.contains(&ReduceOp::Average) && !devices.len().is_power_of_two() {
+                writeln!(out, "# Not checked: NCCL's averages of {} ranks, by a rounded reciprocal", devices.len())?;
+            }
+        }
+        self.versions(out)?;
+        plan_lines(out, &outlook.plans)?;
+        self.reasons(out, &outlook.plans)?;
+        if !self.algorithms.is_empty() {
+            let names: Vec<_> = self.algorithms.iter().map(|algorithm| algorithm.name()).collect();
+            writeln!(out, "# Compared: {}, in {ROUNDS} rounds in turns, medians of the rounds", names.join(", "))?;
+            writeln!(out, "# Ratio: time of the choice / time of the other, below 1 where the choice is faster")?;
+        }
+        missing_lines(out, &outlook.missing)?;
         writeln!(out, "#")?;
         writeln!(out, "# Using devices")?;
         for (rank, device) in devices.iter().enumerate() {
@@ -158,19 +223,51 @@ impl<G: Group> Session<'_, G> {
         Ok(())
     }
 
+    fn versions(&self, out: &mut dyn Write) -> io::Result<()> {
+        if self.backend == Backend::Host {
+            return Ok(());
+        }
+        let nccl = match (self.group.nccl(), self.config.home()) {
+            (Ok(version), Home::Plain) => format!("NCCL {version}"),
+            (Ok(version), Home::Symmetric) => match self.group.nccl_window() {
+                Ok(()) => format!("NCCL {version} (symmetric memory is its window)"),
+                Err(reason) => format!("NCCL {version} (symmetric memory is no window of it: {reason})"),
+            },
+            (Err(_), _) => "no NCCL".to_owned(),
+        };
+        let (driver, api) = self.report.driver();
+        let version = env!("CARGO_PKG_VERSION");
+        writeln!(out, "# Versions: peersum {version}, {nccl}, driver {driver}, CUDA of the driver {api}")
+    }
+
+    /// Why the choices are as they are, where the library can tell: of the first size of each.
+    fn reasons(&self, out: &mut dyn Write, plans: &[(usize, Plan)]) -> io::Result<()> {
+        let lies = self.config.home().of(Placement::OutOfPlace);
+        let dtype = self.config.dtypes[0];
+        for alike in plans.chunk_by(|(_, a), (_, b)| a.algorithm == b.algorithm) {
+            let (bytes, _) = alike[0];
+            let Some(why) = self.group.explain(lies, bytes / dtype.size(), dtype) else { continue };
+            for (number, line) in why.lines().enumerate() {
+                let lead = if number == 0 { format!("# Why at {}: ", Size(bytes as u64)) } else { "#   ".to_owned() };
+                writeln!(out, "{lead}{line}")?;
+            }
+        }
+        Ok(())
+    }
+
     /// One table: all rows in one mode.
     fn table(&mut self, mode: Mode, output: &mut Output) -> Result<()> {
         let first = self.report.results.len();
         let config = self.config;
-        let replays = if mode == Mode::Graph { self.replays } else { 1 };
         output.print(|out| {
             writeln!(out, "#")?;
             write!(out, "# Timing: {}; {} calls", mode.describe(), config.iterations)?;
             if mode == Mode::Graph {
-                write!(out, " a graph, {replays} replays")?;
+                write!(out, " a graph, {} replays", self.schedule(mode).replays * self.rounds())?;
             }
             writeln!(out, "; {}", config.combine.describe())?;
-            table::header(out, config.per_iteration)
+            let names: Vec<_> = self.algorithms.iter().map(|algorithm| algorithm.name()).collect();
+            table::header(out, config.per_iteration, &names)
         })?;
         for cycle in 0..config.cycles {
             if config.cycles > 1 {
@@ -186,11 +283,25 @@ impl<G: Group> Session<'_, G> {
             }
         }
         let records = &self.report.results[first..];
-        let wrong_tests =
-            (config.checks > 0).then(|| records.iter().filter(|record| record.complaint().is_some()).count());
+        let wrong_tests = (config.checks > 0).then(|| records.iter().map(Record::wrong_candidates).sum());
         let average = average_busbw(records);
         self.report.tables.push(TableRecord { timing: mode, average_busbw_gb_per_s: average, wrong_tests });
         output.print(|out| table::footer(out, wrong_tests, average))
+    }
+
+    /// Alone, a candidate has all its calls in one round.
+    fn rounds(&self) -> usize {
+        if self.algorithms.is_empty() { 1 } else { ROUNDS }
+    }
+
+    /// Of one round.
+    fn schedule(&self, mode: Mode) -> Schedule {
+        Schedule {
+            iterations: self.config.iterations,
+            warmup: self.config.warmup,
+            replays: if mode == Mode::Graph { self.replays.div_ceil(self.rounds()) } else { 1 },
+            per_iteration: self.config.per_iteration,
+        }
     }
 
     /// The rows of one type.
@@ -198,20 +309,22 @@ impl<G: Group> Session<'_, G> {
         let config = self.config;
         let counts: Vec<usize> = config.sweep.counts(size_of::<T>()).collect();
         let Some(&largest) = counts.iter().max() else { return Ok(()) };
-        let plans: Vec<Option<Plan>> =
-            counts.iter().map(|&count| self.group.plan(count, T::DTYPE)).collect::<Result<_, _>>()?;
+        let fields: Vec<[Field; 2]> = counts
+            .iter()
+            .map(|&count| {
+                let [out_of_place, in_place] = HALVES.map(|placement| self.field(placement, count, T::DTYPE));
+                Ok([out_of_place?, in_place?])
+            })
+            .collect::<Result<_>>()?;
+        let (rounds, schedule) = (self.rounds(), self.schedule(mode));
+        let homes = [config.home()];
         let geometry = Geometry::new::<T>(largest, config.unalign);
-        let mut ranks = self.group.ranks::<T>(&geometry)?;
-        measure::fill(&mut ranks, &geometry)?;
-        let schedule = Schedule {
-            iterations: config.iterations,
-            warmup: config.warmup,
-            replays: if mode == Mode::Graph { self.replays } else { 1 },
-            per_iteration: config.per_iteration,
-        };
+        let mut ranks = self.group.ranks::<T>(&geometry, &homes)?;
+        run::fill(&mut ranks, &geometry, &homes)?;
         for &op in &config.ops {
-            for (&count, &plan) in counts.iter().zip(&plans) {
-                let row = Row { case: Case { count, dtype: T::DTYPE, op }, mode, cycle, plan, schedule, geometry };
+            for (&count, fields) in counts.iter().zip(&fields) {
+                let case = Case { count, dtype: T::DTYPE, op };
+                let row = Row { case, mode, cycle, rounds, fields, algorithms: &self.algorithms, schedule, geometry };
                 row.run(&mut ranks, config, output, &mut self.report)?;
             }
         }
@@ -220,16 +333,20 @@ impl<G: Group> Session<'_, G> {
 }
 
 /// One row.
-struct Row {
+struct Row<'a> {
     case: Case,
     mode: Mode,
     cycle: usize,
-    plan: Option<Plan>,
+    rounds: usize,
+    /// Who is timed, in each half.
+    fields: &'a [Field; 2],
+    /// Who they are but for the first.
+    algorithms: &'a [Algorithm],
     schedule: Schedule,
     geometry: Geometry,
 }
 
-impl Row {
+impl Row<'_> {
     fn run<T: Datum, R: Rank<T>>(
         &self,
         ranks: &mut [R],
@@ -237,10 +354,10 @@ impl Row {
         output: &mut Output,
         report: &mut Report,
     ) -> Result<()> {
-        let mut complaints = Vec::new();
+        let mut remarks = Vec::new();
         let mut line = Vec::new();
         table::row_start(&mut line, &self.case)?;
-        for placement in HALVES {
+        for (placement, field) in HALVES.into_iter().zip(self.fields) {
             output.progress.set_message(format!(
                 "{} {} {} {}",
                 Size(self.case.bytes() as u64),
@@ -252,62 +369,34 @@ impl Row {
             let job = Job {
                 call,
                 schedule: self.schedule,
+                rounds: self.rounds,
                 geometry: self.geometry,
                 checks: config.checks,
+                checked_by_ranks: false,
                 fault: config.fault,
             };
-            let outcome = measure::measure(ranks, &job)?;
-            let record = Record::new(&call, &self.schedule, config.combine, &outcome, self.plan, self.cycle);
+            let outcomes = run::measure(ranks, &job, &field.candidates)?;
+            let of = |number: usize| outcomes[number].as_ref().map(|outcome| (outcome, &field.candidates[number]));
+            let first = of(0).map_err(|reason| anyhow!("{reason}"))?;
+            let mut record = Record::new(&call, &self.schedule, config.combine, (self.cycle, self.rounds), first);
             table::half(&mut line, &record.half(), config.per_iteration)?;
-            complaints.extend(record.complaint());
+            for (algorithm, other) in self.algorithms.iter().zip(&field.others) {
+                let other = other.clone().and_then(|number| {
+                    of(number).map_err(|reason| {
+                        remarks.push(format!("# Not compared: {algorithm}, {}: {reason}", placement.name()));
+                        reason.clone()
+                    })
+                });
+                table::other(&mut line, record.compare(algorithm.name(), config.combine, other).half().as_ref())?;
+            }
+            remarks.extend(record.complaints());
             report.results.push(record);
             output.progress.inc(1);
         }
         output.print(|out| {
             out.write_all(&line)?;
             writeln!(out)?;
-            complaints.iter().try_for_each(|complaint| writeln!(out, "{complaint}"))
-        })
-    }
-}
-
-/// Says how sizes are done: one line for each run of sizes that are done alike.
-fn plan_lines(out: &mut dyn Write, plans: &[(usize, Plan)]) -> io::Result<()> {
-    let describe = |plan: &Plan| (plan.algorithm, plan.blocks, plan.threads);
-    for alike in plans.chunk_by(|(_, a), (_, b)| describe(a) == describe(b)) {
-        let [(first, plan), ..] = alike else { continue };
-        let (last, _) = alike[alike.len() - 1];
-        let (algorithm, blocks, threads): (Algorithm, u32, u32) = describe(plan);
-        let sizes = match Size(*first as u64) {
-            first if first == Size(last as u64) => first.to_string(),
-            first => format!("{first} to {}", Size(last as u64)),
-        };
-        writeln!(out, "# Plan: {sizes}: {algorithm}, blocks: {blocks}, threads of a block: {threads}")?;
-    }
-    Ok(())
-}
-
-/// Standard output, and the progress bar on standard error where that is a terminal.
-struct Output {
-    progress: ProgressBar,
-}
-
-impl Output {
-    fn new(steps: u64) -> Self {
-        // Indicatif draws nothing where standard error is no terminal.
-        let progress = ProgressBar::new(steps);
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {elapsed}") {
-            progress.set_style(style);
-        }
-        Output { progress }
-    }
-
-    /// Prints above the bar.
-    fn print(&self, write: impl FnOnce(&mut io::StdoutLock<'static>) -> io::Result<()>) -> Result<()> {
-        self.progress.suspend(|| {
-            let mut out = io::stdout().lock();
-            write(&mut out)?;
-            Ok(out.flush()?)
+            remarks.iter().try_for_each(|remark| writeln!(out, "{remark}"))
         })
     }
 }

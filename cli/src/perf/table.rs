@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{
+use crate::measure::{
     case::{Case, Placement},
     statistics::Spread,
 };
@@ -17,32 +17,61 @@ pub(crate) struct Half {
     pub(crate) spread: Option<Spread>,
 }
 
+/// The figures of another candidate beside them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OtherHalf {
+    pub(crate) time_us: f64,
+    pub(crate) busbw: Option<f64>,
+    pub(crate) wrong: Option<u64>,
+    /// Time of the first candidate over the time of this.
+    pub(crate) ratio: f64,
+}
+
 /// Where a call's buffers are, in the order of the columns.
 pub(crate) const HALVES: [Placement; 2] = [Placement::OutOfPlace, Placement::InPlace];
 
-/// The three lines over the columns. `per_iteration` adds the columns of `-I` to each half.
-pub(crate) fn header(out: &mut impl Write, per_iteration: bool) -> io::Result<()> {
-    // The names of the halves stand where nccl-tests has them.
-    let gap = if per_iteration { 34 } else { 0 };
+/// Columns of a half, of `-I`, and of another candidate.
+const HALF: usize = 33;
+const PER_ITERATION: usize = 34;
+const OTHER: usize = 33;
+
+/// The three lines over the columns. `per_iteration` adds the columns of `-I` to each half, and `others` those of other
+/// candidates, under their names.
+pub(crate) fn header(out: &mut dyn Write, per_iteration: bool, others: &[&str]) -> io::Result<()> {
     writeln!(out, "#")?;
-    writeln!(
-        out,
-        "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}           out-of-place{:gap$}                       in-place          ",
-        "", "", "", "", "", ""
-    )?;
-    for (first, half, more) in [
+    write!(out, "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}", "", "", "", "", "")?;
+    for (number, name) in ["           out-of-place", "             in-place"].into_iter().enumerate() {
+        let more = if per_iteration { PER_ITERATION } else { 0 };
+        // The names of the halves stand where nccl-tests has them, and its line ends before its columns do.
+        let width = if number == 1 && others.is_empty() { HALF - 2 } else { HALF + more };
+        write!(out, "{name:width$}")?;
+        for other in others {
+            write!(out, "  {:-^width$}", format!(" {other} "), width = OTHER - 2)?;
+        }
+    }
+    writeln!(out)?;
+    for (first, half, more, other) in [
         (
             ["size", "count", "type", "redop", "root"],
             ["time", "algbw", "busbw", "#wrong"],
             ["i_min", "i_max", "i_p99", "i_cv"],
+            ["time", "busbw", "#wrong", "ratio"],
         ),
-        (["(B)", "(elements)", "", "", ""], ["(us)", "(GB/s)", "(GB/s)", ""], ["(us)", "(us)", "(us)", "(%)"]),
+        (
+            ["(B)", "(elements)", "", "", ""],
+            ["(us)", "(GB/s)", "(GB/s)", ""],
+            ["(us)", "(us)", "(us)", "(%)"],
+            ["(us)", "(GB/s)", "", ""],
+        ),
     ] {
         write!(out, "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}", first[0], first[1], first[2], first[3], first[4])?;
         for _ in HALVES {
             write!(out, "  {:>7}  {:>6}  {:>6}  {:>6}", half[0], half[1], half[2], half[3])?;
             if per_iteration {
                 write!(out, "  {:>7}  {:>7}  {:>7}  {:>5}", more[0], more[1], more[2], more[3])?;
+            }
+            for _ in others {
+                write!(out, "  {:>7}  {:>6}  {:>6}  {:>6}", other[0], other[1], other[2], other[3])?;
             }
         }
         writeln!(out, " ")?;
@@ -51,7 +80,7 @@ pub(crate) fn header(out: &mut impl Write, per_iteration: bool) -> io::Result<()
 }
 
 /// The columns that say which row this is. All-reduce has no root: −1.
-pub(crate) fn row_start(out: &mut impl Write, case: &Case) -> io::Result<()> {
+pub(crate) fn row_start(out: &mut dyn Write, case: &Case) -> io::Result<()> {
     write!(
         out,
         "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}",
@@ -64,7 +93,7 @@ pub(crate) fn row_start(out: &mut impl Write, case: &Case) -> io::Result<()> {
 }
 
 /// One half of a row.
-pub(crate) fn half(out: &mut impl Write, half: &Half, per_iteration: bool) -> io::Result<()> {
+pub(crate) fn half(out: &mut dyn Write, half: &Half, per_iteration: bool) -> io::Result<()> {
     let not_applicable = || "N/A".to_owned();
     write!(
         out,
@@ -90,9 +119,25 @@ pub(crate) fn half(out: &mut impl Write, half: &Half, per_iteration: bool) -> io
     Ok(())
 }
 
+/// The columns of another candidate in one half of a row; dashes where it did not run.
+pub(crate) fn other(out: &mut dyn Write, other: Option<&OtherHalf>) -> io::Result<()> {
+    let Some(other) = other else {
+        return write!(out, "  {:>7}  {:>6}  {:>6}  {:>6}", "-", "-", "-", "-");
+    };
+    let not_applicable = || "N/A".to_owned();
+    write!(
+        out,
+        "  {:>7}  {:>6}  {:>6}  {:>6}",
+        float(other.time_us, 7),
+        other.busbw.map_or_else(not_applicable, |busbw| float(busbw, 6)),
+        other.wrong.map_or_else(not_applicable, |wrong| general(wrong as f64)),
+        float(other.ratio, 6),
+    )
+}
+
 /// The lines under the table. `wrong_tests` counts halves of rows with a wrong element, as nccl-tests does; `None` is
 /// of a table that was not checked.
-pub(crate) fn footer(out: &mut impl Write, wrong_tests: Option<usize>, average_busbw: Option<f64>) -> io::Result<()> {
+pub(crate) fn footer(out: &mut dyn Write, wrong_tests: Option<usize>, average_busbw: Option<f64>) -> io::Result<()> {
     let verdict = match wrong_tests {
         Some(0) => "0 OK".to_owned(),
         Some(count) => format!("{count} FAILED"),
@@ -179,7 +224,7 @@ mod tests {
             "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)         ",
             "",
         ];
-        assert_eq!(text(|out| header(out, false)), want.join("\n"));
+        assert_eq!(text(|out| header(out, false, &[])), want.join("\n"));
     }
 
     #[test]
@@ -206,7 +251,7 @@ mod tests {
     #[test]
     fn every_line_of_the_wide_table_is_as_long() {
         let case = Case { count: 1, dtype: DType::BF16, op: ReduceOp::Average };
-        let head = text(|out| header(out, true));
+        let head = text(|out| header(out, true, &[]));
         let row = text(|out| {
             row_start(out, &case)?;
             half(out, &figures(1.0, 2.0, None, Some(3)), true)?;
@@ -215,6 +260,30 @@ mod tests {
         assert_eq!(row.len(), head.lines().nth(2).unwrap().trim_end().len().max(row.len()));
         assert!(row.ends_with("     1.00     3.00     3.00  50.00"), "{row}");
         assert!(head.lines().nth(2).unwrap().ends_with("    i_min    i_max    i_p99   i_cv "), "{head}");
+    }
+
+    #[test]
+    fn others_stand_under_their_names_beside_each_half() {
+        for per_iteration in [false, true] {
+            let head = text(|out| header(out, per_iteration, &["nccl", "one-shot"]));
+            let case = Case { count: 1, dtype: DType::BF16, op: ReduceOp::Sum };
+            let nccl = OtherHalf { time_us: 8.0, busbw: Some(2.5), wrong: Some(0), ratio: 0.5 };
+            let row = text(|out| {
+                row_start(out, &case)?;
+                for _ in HALVES {
+                    half(out, &figures(4.0, 2.0, None, Some(3)), per_iteration)?;
+                    other(out, Some(&nccl))?;
+                    other(out, None)?;
+                }
+                Ok(())
+            });
+            let lines: Vec<_> = head.lines().map(str::trim_end).collect();
+            assert_eq!((lines[1].len(), lines[2].len()), (row.len(), row.len()), "{head}{row}");
+            let ends = |text: &str, what: &str| text.find(what).map(|at| at + what.len()).unwrap();
+            assert_eq!(ends(lines[2], "ratio"), ends(&row, "0.50"));
+            assert!(ends(lines[1], " nccl ") < ends(lines[2], "ratio"));
+            assert!(row.ends_with("     8.00    2.50       0    0.50        -       -       -       -"), "{row}");
+        }
     }
 
     #[test]

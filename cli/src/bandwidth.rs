@@ -13,6 +13,8 @@ What the columns mean:
           of one rank's link, in one direction
   #wrong  elements with wrong bits, summed over all ranks and all checks; 0 is right, anything
           else fails the run
+  ratio   with --compare: time of what the library chose / time of the other; below 1 the
+          library's choice is faster
 
 What busbw is not: it is not measured traffic. It is computed from the time alone and does not
 know the algorithm (a one-shot sends (n-1) x size per rank, more than busbw counts), nor the

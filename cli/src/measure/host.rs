@@ -2,35 +2,64 @@
 
 use std::{borrow::Cow, ops::Range, time::Instant};
 
-use anyhow::{Result, ensure};
-use peersum::{DType, Options, Plan, host::Communicator};
+use anyhow::{Context, Result, ensure};
+use peersum::{Algorithm, DType, Error, Options, Plan, host::Communicator};
 
 use super::{
-    backend::{Device, Group},
     barrier::Barrier,
+    candidate::{Candidate, Home, Way},
     case::Placement,
     cores,
     datum::Datum,
     geometry::{ALIGN_BYTES, Geometry},
+    group::{Device, Group},
     machine,
-    measure::{Buffer, Call, Rank, Schedule, Timing, of_rank},
+    rank::{Buffer, Call, Rank, Schedule, Timing, of_rank},
 };
 
 /// All ranks.
 pub(crate) struct HostGroup {
-    communicators: Vec<Communicator>,
+    /// By rank: the one whose calls go as the library chooses, and one for each algorithm that can be forced, each of a
+    /// group of its own.
+    communicators: Vec<Vec<(Option<Algorithm>, Communicator)>>,
+    /// Why others can't.
+    refused: Vec<(Algorithm, Error)>,
     devices: Vec<Device>,
 }
 
 impl HostGroup {
-    pub(crate) fn new(world: usize, options: &Options) -> Result<Self> {
+    /// A group in which these algorithms, as far as they can run here, can be forced.
+    pub(crate) fn new(world: usize, options: &Options, algorithms: &[Algorithm]) -> Result<Self> {
         let name = machine::cpu_model();
         let cores = cores::for_ranks(world);
         let core = |rank| cores.as_ref().map(|cores| cores[rank]);
         let devices =
             (0..world).map(|rank| Device { ordinal: rank, pci: None, core: core(rank), name: name.clone() }).collect();
-        Ok(HostGroup { communicators: Communicator::local(world, options)?, devices })
+        let chosen = Communicator::local(world, options)?;
+        let mut communicators: Vec<_> = chosen.into_iter().map(|communicator| vec![(None, communicator)]).collect();
+        let mut refused = Vec::new();
+        for &algorithm in algorithms {
+            match Communicator::local(world, &options.clone().algorithm(algorithm)) {
+                Ok(forced) => communicators
+                    .iter_mut()
+                    .zip(forced)
+                    .for_each(|(of_rank, communicator)| of_rank.push((Some(algorithm), communicator))),
+                Err(error @ Error::AlgorithmUnavailable { .. }) => refused.push((algorithm, error)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(HostGroup { communicators, refused, devices })
     }
+}
+
+/// Which communicator of a rank does calls this way.
+fn index(communicators: &[(Option<Algorithm>, Communicator)], way: Way) -> Option<usize> {
+    let wanted = match way {
+        Way::Chosen => None,
+        Way::Forced(choice) => Some(choice.algorithm),
+        Way::Empty { .. } => return None,
+    };
+    communicators.iter().position(|(algorithm, _)| *algorithm == wanted)
 }
 
 impl Group for HostGroup {
@@ -40,11 +69,43 @@ impl Group for HostGroup {
         &self.devices
     }
 
-    fn plan(&self, count: usize, dtype: DType) -> peersum::Result<Option<Plan>> {
-        self.communicators[0].plan(count, dtype)
+    fn plan(
+        &mut self,
+        way: Way,
+        _placement: peersum::Placement,
+        count: usize,
+        dtype: DType,
+    ) -> peersum::Result<Option<Plan>> {
+        let of_rank = &self.communicators[0];
+        match (index(of_rank, way), way) {
+            (Some(index), _) => of_rank[index].1.plan(count, dtype),
+            (None, Way::Forced(choice)) => {
+                let refused = self.refused.iter().find(|(algorithm, _)| *algorithm == choice.algorithm);
+                Err(refused.map_or_else(
+                    || Error::AlgorithmUnavailable {
+                        algorithm: choice.algorithm,
+                        reason: "the group was made without it".into(),
+                    },
+                    |(_, error)| error.clone(),
+                ))
+            }
+            (None, Way::Chosen | Way::Empty { .. }) => Ok(None),
+        }
     }
 
-    fn ranks<T: Datum>(&mut self, geometry: &Geometry) -> Result<Vec<HostRank<'_, T>>> {
+    fn explain(&self, _placement: peersum::Placement, _count: usize, _dtype: DType) -> Option<String> {
+        None
+    }
+
+    fn nccl(&self) -> Result<String, String> {
+        Err("NCCL is for GPUs".into())
+    }
+
+    fn nccl_window(&self) -> Result<(), String> {
+        self.nccl().map(drop)
+    }
+
+    fn ranks<T: Datum>(&mut self, geometry: &Geometry, _homes: &[Home]) -> Result<Vec<HostRank<'_, T>>> {
         // Two buffers a rank, and while they are checked the inputs of each and the one right output.
         let bytes = (3 * self.communicators.len() + 1) * geometry.len() * size_of::<T>();
         if let Some(available) = machine::available_memory() {
@@ -58,14 +119,16 @@ impl Group for HostGroup {
             .communicators
             .iter_mut()
             .zip(&self.devices)
-            .map(|(communicator, device)| HostRank::new(communicator, device.core, geometry))
+            .map(|(communicators, device)| HostRank::new(communicators, device.core, geometry))
             .collect())
     }
 }
 
 /// One rank.
 pub(crate) struct HostRank<'a, T> {
-    communicator: &'a mut Communicator,
+    communicators: &'a mut [(Option<Algorithm>, Communicator)],
+    /// Whose turn it is.
+    taken: usize,
     core: Option<usize>,
     send: Aligned<T>,
     receive: Aligned<T>,
@@ -73,9 +136,14 @@ pub(crate) struct HostRank<'a, T> {
 }
 
 impl<'a, T: Datum> HostRank<'a, T> {
-    fn new(communicator: &'a mut Communicator, core: Option<usize>, geometry: &Geometry) -> Self {
+    fn new(
+        communicators: &'a mut [(Option<Algorithm>, Communicator)],
+        core: Option<usize>,
+        geometry: &Geometry,
+    ) -> Self {
         HostRank {
-            communicator,
+            communicators,
+            taken: 0,
             core,
             send: Aligned::new(geometry.len()),
             receive: Aligned::new(geometry.len()),
@@ -87,17 +155,25 @@ impl<'a, T: Datum> HostRank<'a, T> {
     fn all_reduce(&mut self, call: &Call, number: usize) -> Result<()> {
         let tensor = self.geometry.tensor(call.case.count, number);
         let output = &mut self.receive.elements()[tensor.clone()];
+        let communicator = &mut self.communicators[self.taken].1;
         match call.placement {
-            Placement::OutOfPlace => self.communicator.all_reduce(&self.send.elements()[tensor], output, call.case.op),
-            Placement::InPlace => self.communicator.all_reduce_in_place(output, call.case.op),
+            Placement::OutOfPlace => communicator.all_reduce(&self.send.elements()[tensor], output, call.case.op),
+            Placement::InPlace => communicator.all_reduce_in_place(output, call.case.op),
         }
-        .map_err(of_rank(self.communicator.rank()))
+        .map_err(of_rank(communicator.rank()))
     }
 }
 
 impl<T: Datum> Rank<T> for HostRank<'_, T> {
+    type Ready = ();
+
     fn rank(&self) -> usize {
-        self.communicator.rank()
+        self.communicators[0].1.rank()
+    }
+
+    fn take(&mut self, candidate: &Candidate) -> Result<()> {
+        self.taken = index(self.communicators, candidate.way).context("the group was made without this candidate")?;
+        Ok(())
     }
 
     fn settle(&self) {
@@ -132,7 +208,11 @@ impl<T: Datum> Rank<T> for HostRank<'_, T> {
         self.all_reduce(call, 0)
     }
 
-    fn time(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+    fn ready(&mut self, _call: &Call, _schedule: &Schedule) -> Result<()> {
+        Ok(())
+    }
+
+    fn time(&mut self, (): &(), call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
         barrier.wait()?;
         for number in 0..schedule.warmup {
             self.all_reduce(call, number)?;

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::measure::Timing;
+use super::rank::Timing;
 
 /// Which rank's time counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -70,6 +70,34 @@ impl Combine {
             Combine::Max => "max over ranks",
         }
     }
+}
+
+/// The median: of an even number, the mean of the two in the middle. 0 where there is none.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => 0.0,
+        count if count.is_multiple_of(2) => (sorted[middle - 1] + sorted[middle]) / 2.0,
+        _ => sorted[middle],
+    }
+}
+
+/// One rank's rounds as one: medians of the times, and all samples.
+pub(crate) fn over_rounds(rounds: &[Timing]) -> Timing {
+    Timing {
+        time_us: median(rounds.iter().map(|round| round.time_us)),
+        wall_us: median(rounds.iter().map(|round| round.wall_us)),
+        samples_us: rounds.iter().flat_map(|round| round.samples_us.iter().copied()).collect(),
+    }
+}
+
+/// The slowest rank's time of each sample.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) fn slowest_of_each(ranks: &[Timing]) -> Vec<f64> {
+    let count = ranks.iter().map(|rank| rank.samples_us.len()).min().unwrap_or(0);
+    (0..count).map(|sample| Combine::Max.of(ranks.iter().map(|rank| rank.samples_us[sample]))).collect()
 }
 
 /// How samples spread. Percentiles are by nearest rank: each is one of the samples.
@@ -152,6 +180,30 @@ mod tests {
         assert_eq!(Combine::Min.samples(&ranks), [1.0, 3.0]);
         assert_eq!(Combine::Max.samples(&ranks), [3.0, 5.0]);
         assert_eq!(Combine::Mean.samples(&ranks), [2.0, 4.0]);
+    }
+
+    #[test]
+    fn the_median_does_not_follow_an_outlier() {
+        assert_eq!(median([]), 0.0);
+        assert_eq!(median([3.0, 1.0, 1000.0]), 3.0);
+        assert_eq!(median([4.0, 1.0, 1000.0, 2.0]), 3.0);
+    }
+
+    #[test]
+    fn rounds_become_one_by_their_medians_and_keep_all_samples() {
+        let round = |time_us| Timing { time_us, wall_us: 2.0 * time_us, samples_us: vec![time_us; 2] };
+        let one = over_rounds(&[round(3.0), round(100.0), round(1.0)]);
+        assert_eq!((one.time_us, one.wall_us), (3.0, 6.0));
+        assert_eq!(one.samples_us, [3.0, 3.0, 100.0, 100.0, 1.0, 1.0]);
+        // One round stays what it was.
+        assert_eq!(over_rounds(&[round(3.0)]), round(3.0));
+    }
+
+    #[test]
+    fn a_sample_of_all_ranks_is_the_slowest_one_s() {
+        let rank = |samples: &[f64]| Timing { samples_us: samples.to_vec(), ..Timing::default() };
+        assert_eq!(slowest_of_each(&[rank(&[1.0, 5.0]), rank(&[2.0, 3.0])]), [2.0, 5.0]);
+        assert_eq!(slowest_of_each(&[]), [0.0; 0]);
     }
 
     #[test]

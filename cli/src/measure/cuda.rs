@@ -12,18 +12,19 @@ use cudarc::driver::{
     sys::{self, CUdevice_attribute_enum as Attribute},
 };
 use peersum::{
-    DType, Options, Plan, ReduceOp,
+    Choice, DType, Options, Plan, ReduceOp,
     cuda::{Communicator, SymmetricMemory, Verifier},
 };
 
 use super::{
-    backend::{Device, Group},
     barrier::Barrier,
+    candidate::{Candidate, Home, Way},
     case::{Mode, Placement},
     datum::Datum,
     geometry::Geometry,
+    group::{Device, Group},
     machine::Gpu,
-    measure::{Buffer, Call, Rank, Schedule, Timing, of_rank},
+    rank::{Buffer, Call, Rank, Round, Schedule, Timing, of_rank},
 };
 
 /// All ranks.
@@ -38,8 +39,6 @@ pub(crate) struct CudaGroup {
     verifiers: Vec<Verifier>,
     words: Vec<Memory>,
     devices: Vec<Device>,
-    /// Whether tensors lie in symmetric memory.
-    symmetric: bool,
 }
 
 impl CudaGroup {
@@ -63,7 +62,6 @@ impl CudaGroup {
                     .with_context(|| format!("device {device}"))
             })
             .collect::<Result<_>>()?;
-        let symmetric = options.symmetric_bytes > 0;
         let communicators = Communicator::local(devices, options)?;
         let streams = contexts
             .iter()
@@ -78,7 +76,12 @@ impl CudaGroup {
                 Ok(Device { ordinal: context.ordinal(), pci: Some(pci(context)?), core: None, name: name(context)? })
             })
             .collect::<Result<_>>()?;
-        Ok(CudaGroup { communicators, contexts, streams, verifiers, words, devices, symmetric })
+        Ok(CudaGroup { communicators, contexts, streams, verifiers, words, devices })
+    }
+
+    /// What a measurement by this group holds for.
+    pub(crate) fn machine(&self) -> Result<peersum::crossover::Machine> {
+        Ok(self.communicators[0].machine()?)
     }
 
     /// The devices, each once.
@@ -97,18 +100,44 @@ impl Group for CudaGroup {
         &self.devices
     }
 
-    fn plan(&self, count: usize, dtype: DType) -> peersum::Result<Option<Plan>> {
-        let placement = if self.symmetric { peersum::Placement::Symmetric } else { peersum::Placement::Anywhere };
-        self.communicators[0].plan_at(placement, count, dtype)
+    fn plan(
+        &mut self,
+        way: Way,
+        placement: peersum::Placement,
+        count: usize,
+        dtype: DType,
+    ) -> peersum::Result<Option<Plan>> {
+        if let Way::Empty { .. } = way {
+            return Ok(None);
+        }
+        let communicator = &mut self.communicators[0];
+        communicator.force(forced(way))?;
+        let plan = communicator.plan_at(placement, count, dtype);
+        communicator.force(None)?;
+        plan
     }
 
-    fn ranks<T: Datum>(&mut self, geometry: &Geometry) -> Result<Vec<CudaRank<'_>>> {
+    fn explain(&self, placement: peersum::Placement, count: usize, dtype: DType) -> Option<String> {
+        let bytes = (count * dtype.size()) as u64;
+        let explanation = self.communicators[0].explain_at(placement, bytes, dtype);
+        explanation.ok().flatten().map(|explanation| explanation.to_string())
+    }
+
+    fn nccl(&self) -> Result<String, String> {
+        self.communicators[0].nccl().map(|version| version.to_string()).map_err(str::to_owned)
+    }
+
+    fn nccl_window(&self) -> Result<(), String> {
+        self.communicators[0].nccl_window().map_err(str::to_owned)
+    }
+
+    fn ranks<T: Datum>(&mut self, geometry: &Geometry, homes: &[Home]) -> Result<Vec<CudaRank<'_>>> {
         let bytes = geometry.len() * size_of::<T>();
-        for gpu in &self.contexts {
+        for gpu in self.contexts.iter().filter(|_| homes.contains(&Home::Plain)) {
             let ranks = self.contexts.iter().filter(|context| context.ordinal() == gpu.ordinal()).count();
             let (free, _) = gpu.mem_get_info().map_err(failed("cuMemGetInfo"))?;
             ensure!(
-                self.symmetric || 2 * bytes * ranks <= free / 100 * 95,
+                2 * bytes * ranks <= free / 100 * 95,
                 "the buffers of {ranks} ranks need {} bytes on device {}, and {free} are free: lower -e",
                 2 * bytes * ranks,
                 gpu.ordinal()
@@ -119,22 +148,37 @@ impl Group for CudaGroup {
             .zip(self.contexts.iter().zip(&self.streams))
             .zip(self.verifiers.iter().zip(&self.words))
             .map(|((communicator, (context, stream)), (verifier, words))| {
-                let memory = |communicator: &Communicator| {
-                    if self.symmetric { Memory::symmetric(communicator, bytes) } else { Memory::new(context, bytes) }
-                };
+                let mut buffers = Vec::new();
+                for &home in homes {
+                    let memory = || match home {
+                        Home::Plain => Memory::new(context, bytes),
+                        Home::Symmetric => Memory::symmetric(communicator, bytes),
+                    };
+                    buffers.push(Buffers { home, send: memory()?, receive: memory()? });
+                }
                 Ok(CudaRank {
-                    send: memory(communicator)?,
-                    receive: memory(communicator)?,
                     communicator,
                     verifier,
                     words,
                     prepared: None,
                     stream: stream.clone(),
+                    buffers,
+                    taken: 0,
+                    way: Way::Chosen,
+                    by_nccl: false,
                     context: context.clone(),
                     geometry: *geometry,
                 })
             })
             .collect()
+    }
+}
+
+/// What the library's word for a way is.
+fn forced(way: Way) -> Option<Choice> {
+    match way {
+        Way::Chosen | Way::Empty { .. } => None,
+        Way::Forced(choice) => Some(choice),
     }
 }
 
@@ -145,27 +189,43 @@ pub(crate) struct CudaRank<'a> {
     words: &'a Memory,
     prepared: Option<Graph>,
     stream: Arc<CudaStream>,
-    send: Memory,
-    receive: Memory,
+    buffers: Vec<Buffers>,
+    /// Which of the buffers the candidate has whose turn it is.
+    taken: usize,
+    /// What that candidate does.
+    way: Way,
+    by_nccl: bool,
     context: Arc<CudaContext>,
     geometry: Geometry,
+}
+
+/// A pair of them.
+struct Buffers {
+    home: Home,
+    send: Memory,
+    receive: Memory,
 }
 
 impl CudaRank<'_> {
     /// Enqueues one call at the place of the `number`th.
     fn enqueue(&mut self, call: &Call, number: usize) -> Result<()> {
+        let stream = self.stream.cu_stream().cast();
+        if let Way::Empty { blocks, threads } = self.way {
+            // SAFETY: the stream is of the rank's device.
+            return unsafe { self.verifier.empty(blocks, threads, stream) }.map_err(of_rank(self.communicator.rank()));
+        }
         let case = &call.case;
         let start = (self.geometry.tensor(case.count, number).start * case.dtype.size()) as u64;
-        let output = self.receive.address + start;
+        let buffers = &self.buffers[self.taken];
+        let output = buffers.receive.address + start;
         let input = match call.placement {
-            Placement::OutOfPlace => self.send.address + start,
+            Placement::OutOfPlace => buffers.send.address + start,
             Placement::InPlace => output,
         };
-        let stream = self.stream.cu_stream().cast();
         // SAFETY: the geometry keeps tensors inside both buffers, which are as long as it says and are freed only with
         // this rank, by a function that waits for the device. Both are used on this stream alone. Graphs that captured
-        // the call live in this rank or in `time`, shorter than the communicator, which the rank borrows; while one
-        // runs, nothing else is enqueued on the communicator.
+        // the call live in this rank or with the thread that drives it (`Rank::ready`), shorter than the communicator,
+        // which the rank borrows; while one runs, nothing else is enqueued on the communicator.
         unsafe { self.communicator.all_reduce_raw(input, output, case.count, case.dtype, case.op, stream) }
             .map_err(of_rank(self.communicator.rank()))
     }
@@ -205,16 +265,16 @@ impl CudaRank<'_> {
         self.communicator.check().map_err(of_rank(self.communicator.rank()))
     }
 
-    fn time_graph(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
-        let graph = self.capture(call, schedule.iterations)?;
+    /// The first replays are not timed, and the next ones are launched while they run: no sample has a launch in it, nor how
+    /// much later another rank came.
+    fn time_graph(&self, graph: &Graph, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+        let warmups = schedule.warmup.div_ceil(schedule.iterations);
         let events = self.events(schedule.replays + 1)?;
         barrier.wait()?;
-        for _ in 0..schedule.warmup.div_ceil(schedule.iterations) {
+        let start = Instant::now();
+        for _ in 0..warmups {
             graph.launch()?;
         }
-        self.finish()?;
-        barrier.wait()?;
-        let start = Instant::now();
         self.record(&events[0])?;
         for event in &events[1..] {
             graph.launch()?;
@@ -223,9 +283,10 @@ impl CudaRank<'_> {
         self.synchronize()?;
         let wall_us = start.elapsed().as_secs_f64() * 1e6;
         self.finish()?;
-        // The graph and the events go when all ranks have finished.
+        // The events go when all ranks have finished.
         barrier.wait()?;
-        timing(&events, schedule, schedule.iterations, wall_us)
+        let timed = schedule.replays as f64 / (warmups + schedule.replays) as f64;
+        timing(&events, schedule, schedule.iterations, wall_us * timed)
     }
 
     fn time_queued(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
@@ -283,16 +344,18 @@ impl CudaRank<'_> {
     }
 
     fn memory(&self, buffer: Buffer) -> &Memory {
+        let buffers = &self.buffers[self.taken];
         match buffer {
-            Buffer::Send => &self.send,
-            Buffer::Receive => &self.receive,
+            Buffer::Send => &buffers.send,
+            Buffer::Receive => &buffers.receive,
         }
     }
 
     /// Writes the round to the words, and no wrong element yet; their addresses.
-    fn set_words(&self, round: u64) -> Result<Words> {
+    fn set_words(&self, round: Round) -> Result<Words> {
         let words = Words { round: self.words.at(0, 8)?, wrong: self.words.at(8, 8)? };
-        let values = [round, 0];
+        let exact = if round.exact { Verifier::EXACT } else { 0 };
+        let values = [round.number | exact, 0];
         // SAFETY: the memory holds two words from the first address on; the values outlive the copy, which is waited for.
         self.on_memory("cuMemcpyHtoDAsync", |stream| unsafe {
             result::memcpy_htod_async(words.round, &values, stream)
@@ -313,8 +376,20 @@ impl CudaRank<'_> {
 }
 
 impl<T: Datum> Rank<T> for CudaRank<'_> {
+    /// The graph of the calls, in graph mode.
+    type Ready = Option<Graph>;
+
     fn rank(&self) -> usize {
         self.communicator.rank()
+    }
+
+    fn take(&mut self, candidate: &Candidate) -> Result<()> {
+        // What the last check left goes while no rank is in a call.
+        self.prepared = None;
+        let place = self.buffers.iter().position(|buffers| buffers.home == candidate.home);
+        self.taken = place.context("the rank was made without buffers there")?;
+        (self.way, self.by_nccl) = (candidate.way, candidate.is_nccl());
+        self.communicator.force(forced(candidate.way)).map_err(of_rank(self.communicator.rank()))
     }
 
     fn write(&mut self, buffer: Buffer, first: usize, values: &[T]) -> Result<()> {
@@ -329,7 +404,7 @@ impl<T: Datum> Rank<T> for CudaRank<'_> {
 
     fn poison(&mut self, range: Range<usize>) -> Result<()> {
         let bytes = range.len() * size_of::<T>();
-        let from = self.receive.at(range.start * size_of::<T>(), bytes)?;
+        let from = self.memory(Buffer::Receive).at(range.start * size_of::<T>(), bytes)?;
         if bytes == 0 {
             return Ok(());
         }
@@ -340,7 +415,7 @@ impl<T: Datum> Rank<T> for CudaRank<'_> {
 
     fn read(&mut self, range: Range<usize>) -> Result<Cow<'_, [T]>> {
         let mut values = vec![T::POISON; range.len()];
-        let from = self.receive.at(range.start * size_of::<T>(), size_of_val(values.as_slice()))?;
+        let from = self.memory(Buffer::Receive).at(range.start * size_of::<T>(), size_of_val(values.as_slice()))?;
         if !values.is_empty() {
             let to = values.as_mut_slice();
             // SAFETY: `at` has seen that the memory holds that many bytes from there, and every bit pattern is a `T`;
@@ -350,13 +425,13 @@ impl<T: Datum> Rank<T> for CudaRank<'_> {
         Ok(Cow::Owned(values))
     }
 
-    fn checks_itself(&self, bytes: usize) -> bool {
+    fn checks_itself(&self, bytes: usize, preferred: bool) -> bool {
         // Of all ranks: below it the host is done in a few milliseconds, and has inputs of two kinds.
         const HOST_BYTES: usize = 16 << 20;
-        bytes.saturating_mul(self.communicator.world_size()) > HOST_BYTES
+        preferred || bytes.saturating_mul(self.communicator.world_size()) > HOST_BYTES
     }
 
-    fn generate(&mut self, buffer: Buffer, tensor: Range<usize>, of: usize, round: u64) -> Result<()> {
+    fn generate(&mut self, buffer: Buffer, tensor: Range<usize>, of: usize, round: Round) -> Result<()> {
         let to = self.memory(buffer).at(tensor.start * size_of::<T>(), tensor.len() * size_of::<T>())?;
         let words = self.set_words(round)?;
         let stream = self.stream.cu_stream().cast();
@@ -367,8 +442,8 @@ impl<T: Datum> Rank<T> for CudaRank<'_> {
         self.synchronize()
     }
 
-    fn count_wrong(&mut self, tensor: Range<usize>, op: ReduceOp, round: u64) -> Result<u64> {
-        let from = self.receive.at(tensor.start * size_of::<T>(), tensor.len() * size_of::<T>())?;
+    fn count_wrong(&mut self, tensor: Range<usize>, op: ReduceOp, round: Round) -> Result<u64> {
+        let from = self.memory(Buffer::Receive).at(tensor.start * size_of::<T>(), tensor.len() * size_of::<T>())?;
         let words = self.set_words(round)?;
         let (world, stream) = (self.communicator.world_size() as u32, self.stream.cu_stream().cast());
         // SAFETY: as in `generate`.
@@ -391,7 +466,7 @@ impl<T: Datum> Rank<T> for CudaRank<'_> {
     }
 
     fn call(&mut self, call: &Call) -> Result<()> {
-        // The graph stays until the next call is prepared: then no rank is in this one.
+        // The graph stays until the next call is prepared, or a candidate taken: then no rank is in this one.
         match &self.prepared {
             Some(graph) => graph.launch()?,
             None => self.enqueue(call, 0)?,
@@ -399,14 +474,22 @@ impl<T: Datum> Rank<T> for CudaRank<'_> {
         self.finish()
     }
 
-    fn time(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
-        // What the last check left is freed before the first barrier of this.
-        self.prepared = None;
-        match call.mode {
-            Mode::Graph => self.time_graph(call, schedule, barrier),
-            Mode::Queued => self.time_queued(call, schedule, barrier),
-            Mode::Synchronized => self.time_synchronized(call, schedule, barrier),
-            Mode::Blocking => bail!("calls on a GPU do not block"),
+    fn ready(&mut self, call: &Call, schedule: &Schedule) -> Result<Option<Graph>> {
+        if self.by_nccl {
+            // Its first call with tensors of this size makes connections, which is neither to be captured nor timed.
+            self.enqueue(call, 0)?;
+            self.finish()?;
+        }
+        (call.mode == Mode::Graph).then(|| self.capture(call, schedule.iterations)).transpose()
+    }
+
+    fn time(&mut self, ready: &Option<Graph>, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+        match (call.mode, ready) {
+            (Mode::Graph, Some(graph)) => self.time_graph(graph, schedule, barrier),
+            (Mode::Graph, None) => bail!("a graph is replayed once it was captured"),
+            (Mode::Queued, _) => self.time_queued(call, schedule, barrier),
+            (Mode::Synchronized, _) => self.time_synchronized(call, schedule, barrier),
+            (Mode::Blocking, _) => bail!("calls on a GPU do not block"),
         }
     }
 }
@@ -422,7 +505,7 @@ impl Words {
 }
 
 /// A graph, launched on the stream that it was captured on.
-struct Graph(CudaGraph);
+pub(crate) struct Graph(CudaGraph);
 
 // SAFETY: a graph may be used from any thread, but from one at a time. This one belongs to a rank, whose `&mut` the
 // thread that uses it has; a `Graph` is not Sync.

@@ -1,54 +1,9 @@
-//! Which backend runs, and what the benchmark needs of one.
+//! Which backend runs.
 
 use anyhow::{Result, bail, ensure};
-use peersum::{DType, Plan};
-use serde::Serialize;
 
-use super::{
-    datum::Datum,
-    geometry::Geometry,
-    measure::Rank,
-    options::{Arguments, BackendChoice},
-};
-
-/// Where ranks are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Backend {
-    Host,
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    Cuda,
-}
-
-/// What a rank runs on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Device {
-    /// Ordinal of the GPU; on the host, of the thread.
-    pub(crate) ordinal: usize,
-    /// PCI address of the GPU.
-    pub(crate) pci: Option<String>,
-    /// The core that the rank's thread keeps to, if it keeps to one.
-    pub(crate) core: Option<usize>,
-    /// Name of the GPU, or of the CPU.
-    pub(crate) name: String,
-}
-
-/// The ranks of a run.
-pub(crate) trait Group {
-    /// A rank that has buffers of `T`.
-    type Rank<'a, T: Datum>: Rank<T>
-    where
-        Self: 'a;
-
-    /// What each rank runs on.
-    fn devices(&self) -> &[Device];
-
-    /// How a call would be done; `None` for no elements. The error says why it can't be.
-    fn plan(&self, count: usize, dtype: DType) -> peersum::Result<Option<Plan>>;
-
-    /// Gives every rank its buffers.
-    fn ranks<T: Datum>(&mut self, geometry: &Geometry) -> Result<Vec<Self::Rank<'_, T>>>;
-}
+use super::options::{Arguments, BackendChoice};
+use crate::measure::group;
 
 /// The backend of a run and why it is that one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,11 +25,11 @@ pub(crate) fn choose(arguments: &Arguments, gpus: impl FnOnce() -> Result<usize,
             Ok(Chosen::Host { world: host_world(arguments), instead_of_gpus: None })
         }
         BackendChoice::Cuda => match gpus() {
-            Ok(count) => Ok(Chosen::Cuda { devices: devices(arguments, count)? }),
+            Ok(count) => Ok(Chosen::Cuda { devices: group::devices(arguments.ranks, &arguments.devices, count)? }),
             Err(reason) => bail!("--backend cuda: {reason}"),
         },
         BackendChoice::Auto => match gpus() {
-            Ok(count) => Ok(Chosen::Cuda { devices: devices(arguments, count)? }),
+            Ok(count) => Ok(Chosen::Cuda { devices: group::devices(arguments.ranks, &arguments.devices, count)? }),
             Err(reason) if cuda_only.is_empty() => {
                 Ok(Chosen::Host { world: host_world(arguments), instead_of_gpus: Some(reason) })
             }
@@ -86,37 +41,6 @@ pub(crate) fn choose(arguments: &Arguments, gpus: impl FnOnce() -> Result<usize,
 fn host_world(arguments: &Arguments) -> usize {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     arguments.ranks.unwrap_or(cores.clamp(2, 8))
-}
-
-fn devices(arguments: &Arguments, count: usize) -> Result<Vec<usize>> {
-    if arguments.devices.is_empty() {
-        let world = arguments.ranks.unwrap_or(count);
-        ensure!(
-            world <= count,
-            "-g {world}: there {} {count} GPU{}; to let ranks share them, name one for each rank, as --devices {}",
-            if count == 1 { "is" } else { "are" },
-            if count == 1 { "" } else { "s" },
-            (0..world).map(|rank| (rank % count).to_string()).collect::<Vec<_>>().join(",")
-        );
-        return Ok((0..world).collect());
-    }
-    let named = arguments.devices.len();
-    if let Some(world) = arguments.ranks {
-        ensure!(world == named, "-g {world}, but --devices names {named}: give one of the two, or the same number");
-    }
-    Ok(arguments.devices.clone())
-}
-
-/// How many GPUs there are, or why none can be used.
-#[cfg(feature = "cuda")]
-pub(crate) fn gpus() -> Result<usize, String> {
-    peersum::cuda::available().and_then(|()| peersum::cuda::device_count()).map_err(|error| error.to_string())
-}
-
-/// How many GPUs there are, or why none can be used.
-#[cfg(not(feature = "cuda"))]
-pub(crate) fn gpus() -> Result<usize, String> {
-    Err("this command was built without the feature `cuda`".into())
 }
 
 #[cfg(test)]
@@ -170,7 +94,7 @@ mod tests {
     #[test]
     fn what_needs_a_gpu_does_not_run_on_the_host() {
         assert_eq!(with("--backend cuda", Err("no driver")).unwrap_err(), "--backend cuda: no driver");
-        for flags in ["-G 5", "--devices 0", "--timing queued", "--threads 256"] {
+        for flags in ["-G 5", "--devices 0", "--timing queued", "--threads 256", "--table none"] {
             assert!(with(flags, Err("no driver")).unwrap_err().contains("no driver"), "{flags}");
             assert!(with(&format!("{flags} --backend host"), Ok(1)).is_err(), "{flags}");
         }
