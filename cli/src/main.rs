@@ -29,6 +29,13 @@ enum Action {
     /// Without flags it runs on all GPUs, or, where there is none, on threads of the CPU, from 1 KiB to 64 MiB: the sizes
     /// that decoding and prefill of language models reduce.
     Perf(Box<perf::Arguments>),
+    /// Measures every algorithm, and NCCL, on this machine, and writes which is for which message
+    ///
+    /// Calls are replayed from CUDA graphs, and every candidate is checked: one with one wrong element is refused. Groups that
+    /// are made afterwards find the table and choose by it. What is measured is kept beside the table, so a run that was
+    /// interrupted goes on where it was when it is started again.
+    #[cfg(feature = "cuda")]
+    Tune(Box<tune::Arguments>),
 }
 
 /// The exit code of a command that could not run: a wrong option, or a backend that is not there.
@@ -38,6 +45,8 @@ fn main() -> ExitCode {
     let_ranks_share_devices();
     let outcome = match Command::parse().action {
         Action::Perf(arguments) => perf::run(&arguments),
+        #[cfg(feature = "cuda")]
+        Action::Tune(arguments) => tune::run(&arguments),
     };
     outcome.unwrap_or_else(|error| {
         let nobody_reads =
