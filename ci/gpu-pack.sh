@@ -11,7 +11,7 @@ target=${CARGO_TARGET_DIR:-target}
 cp "$target/release/peersum" "$folder/peersum"
 executable() { "$@" 2>&1 | sed -n 's/.*Executable.*(\(.*\))$/\1/p'; }
 cp "$(executable cargo test --release --package peersum --test cuda --no-run)" "$folder/cuda_tests"
-cp "$(executable cargo bench --package peersum --bench sweep --no-run)" "$folder/sweep"
-strip "$folder"/{peersum,cuda_tests,sweep}
+cp "$(executable cargo bench --package peersum --bench all_reduce --no-run)" "$folder/bench"
+strip "$folder"/{peersum,cuda_tests,bench}
 cp ci/gpu.sh "$folder/gpu.sh"
 du -sh "$folder"

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# The whole run on a machine with GPUs, correctness first: the tests, compute-sanitizer, the latency of every size, and the
-# sweep. About six minutes on one GPU. Nothing else may use the GPUs meanwhile: ranks wait for each other on them.
+# The whole run on a machine with GPUs, correctness first: the tests, compute-sanitizer, the latency of every size, the tuning,
+# and what it chooses beside NCCL. Nothing else may use the GPUs meanwhile: ranks wait for each other on them.
 # usage: gpu.sh RESULTS [CALLS]       (beside the binaries of ci/gpu-pack.sh; CALLS with new data each, default 1000)
+# NCCL is that of the folder nccl beside this script, if there is one, or the system's.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 results=${1:?usage: gpu.sh RESULTS [CALLS]} calls=${2:-1000}
 mkdir -p "$results"
 export CUDA_DEVICE_MAX_CONNECTIONS=32 PEERSUM_REQUIRE_GPU=1 NCCL_NVLS_ENABLE=0
+nccl=()
+if [[ -d $here/nccl ]]; then nccl=(--nccl-library "$here/nccl"); fi
 failed=()
 
 job() { # NAME SECONDS COMMAND...: output into a file, its last lines here
@@ -38,20 +41,34 @@ if command -v compute-sanitizer > /dev/null; then
   done
 fi
 
+devices_of() { # RANKS: a device for each, an equal share of the ranks on each device
+  local ranks=$1 rank
+  for ((rank = 0; rank < ranks; rank++)); do echo $((rank * (devices < ranks ? devices : ranks) / ranks)); done | paste -sd,
+}
+
 : > "$results/perf.txt"
 for ranks in 2 4 8; do
-  list=$(for ((rank = 0; rank < ranks; rank++)); do echo $((rank * (devices < ranks ? devices : ranks) / ranks)); done | paste -sd,)
+  list=$(devices_of $ranks)
   for size in 8K 16K 32K 64K 128K 256K 512K 1M 4M 16M 64M; do
     case $size in 4M | 16M | 64M) iterations=20 ;; *) iterations=100 ;; esac
     for registered in 0 2; do # tensors anywhere, and in symmetric memory
       timeout 30 "$here/peersum" perf -g $ranks --devices "$list" -d bfloat16 -b $size -e $size -G 10 -n $iterations \
-        -R $registered -J "$results/perf_${ranks}_${size}_$registered.json" >> "$results/perf.txt" 2>&1 ||
+        --table none -R $registered -J "$results/perf_${ranks}_${size}_$registered.json" >> "$results/perf.txt" 2>&1 ||
         failed+=("perf $ranks $size -R $registered")
     done
   done
 done
 grep -E "nRanks|^ +[0-9]|ERROR|WRONG" "$results/perf.txt" | sed 's/minBytes.*//' | cut -c1-120
-job sweep 90 "$here/sweep"
+for ranks in 2 4 8; do
+  list=$(devices_of $ranks)
+  job "tune_$ranks" 300 "$here/peersum" tune --devices "$list" --output "$results/table.toml" "${nccl[@]}" \
+    --samples "$results/tune_$ranks.csv" --plot "$results/tune_$ranks.svg"
+  for registered in 0 2; do
+    job "compare_${ranks}_$registered" 120 "$here/peersum" perf --devices "$list" -d bfloat16 -f 2 -n 50 -R $registered \
+      --table "$results/table.toml" "${nccl[@]}" --compare nccl --plot "$results/compare_${ranks}_$registered.svg" \
+      -J "$results/compare_${ranks}_$registered.json"
+  done
+done
 
 if ((${#failed[@]})); then
   printf 'failed: %s\n' "${failed[@]}"
