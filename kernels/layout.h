@@ -128,8 +128,8 @@ struct peersum_call {
   uint64_t slot_bytes;  /* a multiple of PEERSUM_LINE_BYTES */
   uint64_t block_units; /* units of each block; the first `longer_blocks` have one more (peersum_split_start). A unit is
                            a pack, for LL the payload of a packet */
-  uint64_t chunk_units; /* units of a chunk: what a block moves in one round (one-shot) or two (two-shot). Of packets
-                           they fill the slots, or in the last chunk less */
+  uint64_t chunk_units; /* units of a chunk: what a block moves in one round (one-shot) or two (two-shot). Of packets they
+                           fill the slots, or in the last chunk less */
   uint64_t timeout_ns;
   uint64_t record; /* struct peersum_record* of this rank */
   uint32_t rank;

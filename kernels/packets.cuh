@@ -10,25 +10,23 @@
 //
 // Fresh memory is 0, so no round has epoch 0; the epoch goes from 2^32-1 to 2, which keeps the halves in turn.
 //
-// A poll compares for equality, and every place is looked at only in rounds long enough to reach it: a place could keep
-// a packet for a whole lap of the epoch, and hand it to the round that has this epoch again. So in each half two rounds
-// of a lap, half a lap apart, sweep: they leave nothing in this rank's slots at its peers as it was, but put a packet
-// of no round wherever their own don't go. In a chunk that isn't the last there is no such place, since it fills the
-// slots; behind the last, `sweep` does it. To prove: round x finds no packet of the round y that had its epoch in the
-// lap before.
+// A poll compares for equality, and every place is looked at only in rounds long enough to reach it: a place could keep a
+// packet for a whole lap of the epoch, and hand it to the round that has this epoch again. So in each half two rounds of a
+// lap, half a lap apart, sweep: they leave nothing in this rank's slots at its peers as it was, but put a packet of no round
+// wherever their own don't go. In a chunk that isn't the last there is no such place, since it fills the slots; behind the
+// last, `sweep` does it. To prove: round x finds no packet of the round y that had its epoch in the lap before.
 //
 // * One of the rounds that sweep, s, lies between y and x, at least half a lap but one round before x. What it left has
-//   another epoch than y, as has what came after it. (Of one sweep a lap, its own packets would stay until it came
-//   again.)
-// * One block stores all of this, and `sweep` stores behind a barrier and at the end of a kernel: so a place takes it
-//   in turn. And x sees what s left: no call has that many rounds (in the smallest slots it would be of 200 GB), so the
-//   kernel of s has ended before the one began whose packets let this rank begin x.
-// * Nobody waits for what `sweep` clears: it lies beyond the packets of its round; the round before in this half has
-//   been read by all, since this rank has begun its own; and the next in this half needs this rank's next kernel.
+//   another epoch than y, as has what came after it. (Of one sweep a lap, its own packets would stay until it came again.)
+// * One block stores all of this, and `sweep` stores behind a barrier and at the end of a kernel: so a place takes it in
+//   turn. And x sees what s left: no call has that many rounds (in the smallest slots it would be of 200 GB), so the kernel
+//   of s has ended before the one began whose packets let this rank begin x.
+// * Nobody waits for what `sweep` clears: it lies beyond the packets of its round; the round before in this half has been
+//   read by all, since this rank has begun its own; and the next in this half needs this rank's next kernel.
 //
-// What a rank stores for itself it needs no sweep for: each thread polls there what it stored right before. Nor for the
-// flag words beside the packets: a round stores all of its half. A block that is not in a call has no round there; all
-// of this is about the rounds of one block.
+// What a rank stores for itself it needs no sweep for: each thread polls there what it stored right before. Nor for the flag
+// words beside the packets: a round stores all of its half. A block that is not in a call has no round there; all of this is
+// about the rounds of one block.
 #pragma once
 
 #include "reduce.cuh"
@@ -124,8 +122,8 @@ class PacketBlock : public Rounds<N> {
   // succeeded. False, for all of them, if anybody gave up.
   __device__ bool conclude(bool arrived) const { return __syncthreads_and(arrived); }
 
-  // If the round sweeps, clears what its packets, `reached` of them in a slot, have left of this rank's slots at its
-  // peers. All threads call it, when the last chunk has concluded, for the rounds of that.
+  // If the round sweeps, clears what its packets, `reached` of them in a slot, have left of this rank's slots at its peers.
+  // All threads call it, when the last chunk has concluded, for the rounds of that.
   __device__ void sweep(uint32_t epoch, uint32_t reached) const {
     if (!sweeps(epoch)) return;
     // Computed again, not kept for this through all rounds.

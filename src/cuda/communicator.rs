@@ -446,26 +446,6 @@ impl Communicator {
         Ok(epochs)
     }
 
-    /// Makes this the last finished epoch of every block, of rounds by packets: for tests that leave out most of a lap.
-    /// All ranks must do it between the same calls. Waits for work that was enqueued in the context.
-    #[doc(hidden)]
-    pub fn skip_to_packet_epoch(&self, epoch: u32) -> Result<()> {
-        let device = self.own_device();
-        let region = self.group.segments[self.rank as usize].address() + self.group.regions[0].segment_bytes();
-        let epochs = region + std::mem::offset_of!(bindings::peersum_control, epochs) as u64;
-        let blocks = bindings::PEERSUM_MAX_BLOCKS as usize;
-        let wait = || {
-            // SAFETY: waits for the context that is current.
-            check("cuCtxSynchronize", Some(device.ordinal), unsafe { sys::cuCtxSynchronize() })
-        };
-        let _entered = device.enter()?;
-        wait()?;
-        // SAFETY: a region starts with its control, so the range lies in the segment, where no kernel of this rank is
-        // any more.
-        check("cuMemsetD32", Some(device.ordinal), unsafe { sys::cuMemsetD32_v2(epochs, epoch, blocks) })?;
-        wait()
-    }
-
     /// Where `writer`'s flag of a half lies in this rank's memory, in the region of packets or in that of flags: for tests
     /// that lose one.
     #[doc(hidden)]

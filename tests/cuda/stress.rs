@@ -11,7 +11,7 @@ use peersum::{Algorithm, DType, Error, ReduceOp, cuda::Communicator};
 
 use crate::{
     common::{Random, Value, wild},
-    harness::{self, Rank},
+    harness,
 };
 
 /// Field cases A01 (vllm-project/vllm#2760) and A04 (sgl-project/sglang#11609): sizes drawn at random, so that the plan
@@ -211,63 +211,6 @@ fn epochs_wrap() {
             let by_packets = (0..packet_rounds).fold(first, |epoch, _| next_packet(epoch));
             assert_eq!(epochs, [(by_flags, by_packets); 3], "{algorithm} from {first}");
         }
-    }
-}
-
-/// An epoch comes again after a lap, when a place that only long messages reach could still hold the packet of the last
-/// time: a late rank is waited for all the same. What is run of the lap is a long message, short ones while one of its
-/// two sweeps goes by, and a long one in the same epoch.
-#[test]
-fn packets_of_the_last_lap_are_not_taken_for_those_of_this() {
-    const SWEEPS: [u32; 2] = [1 << 30, 3 << 30];
-    const SHORT: usize = 48;
-    let Some(devices) = harness::devices() else { return };
-    // In a round that sweeps a long message leaves packets, and it is the other sweep's turn.
-    let own = [0, 1].map(|sweep| [0, 1].map(|round| (SWEEPS[sweep] + round, SWEEPS[1 - sweep]))).concat();
-    let epochs = [1000, SWEEPS[0] - 2, SWEEPS[0] + 2, u32::MAX - 1, u32::MAX];
-    let cases: Vec<_> = epochs.into_iter().flat_map(|epoch| SWEEPS.map(|sweep| (epoch, sweep))).chain(own).collect();
-    for (world, algorithm) in [3, 5].into_iter().flat_map(|world| {
-        Algorithm::STAGED.into_iter().filter(|one| one.packet_rounds() > 0).map(move |algorithm| (world, algorithm))
-    }) {
-        // Blocks have epochs of their own, so the same ones are in all calls.
-        let options = harness::options().algorithm(algorithm).blocks(2).threads(128);
-        devices.run(world, &options, |rank| {
-            let memory = rank.bytes(4 * 6000);
-            let state = rank.state(0);
-            let call = |rank: &mut Rank, count: usize| {
-                // SAFETY: the memory has room for the most elements.
-                unsafe {
-                    rank.verified_call(memory.address, memory.address, count, DType::F32, ReduceOp::Sum, &state)
-                        .unwrap();
-                }
-            };
-            // That waits for the device, which others may share: no call is under way that a rank has yet to make.
-            let skip_to = |rank: &Rank, epoch: u32| {
-                rank.meet();
-                rank.communicator.skip_to_packet_epoch(epoch).unwrap();
-                rank.meet();
-            };
-            for &(epoch, sweep) in &cases {
-                // A thread has one packet, two, or many; and a two-shot sweeps with both rounds of a chunk, or one.
-                for (long, before) in [600, 1200, 6000].into_iter().flat_map(|long| [(long, 9), (long, 8)]) {
-                    let first = sweep - before;
-                    for _lap in 0..2 {
-                        skip_to(rank, epoch - 1);
-                        if rank.rank == 0 {
-                            std::thread::sleep(Duration::from_millis(5));
-                        }
-                        call(rank, long);
-                        skip_to(rank, first);
-                        (0..16).for_each(|_| call(rank, SHORT));
-                    }
-                    let case = format!("{algorithm}, {world} ranks, {long} elements in round {epoch}, from {first} on");
-                    state.assert_right(rank, &case);
-                    let epochs = rank.communicator.epochs().unwrap();
-                    assert_eq!(epochs[epochs.len() / 2..][..2], [first + 16 * algorithm.packet_rounds(); 2], "{case}");
-                }
-            }
-            rank.meet();
-        });
     }
 }
 

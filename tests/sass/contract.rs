@@ -296,8 +296,8 @@ fn short_forms(function: &Function, kernel: &Kernel) -> Vec<String> {
     broken
 }
 
-/// Each form ends with a loop for each of its last rounds, which stores packets of no round; nobody's packets wait for
-/// it. The block has concluded before, so that no peer still polls what is cleared.
+/// Each form ends with a loop for each of its last rounds, which stores packets of no round; nobody's packets wait for it. The
+/// block has concluded before, so that no peer still polls what is cleared.
 fn sweeps(function: &Function, kernel: &Kernel) -> Vec<String> {
     let needed = kernel.sweeps();
     let mut broken = Vec::new();
