@@ -1,11 +1,11 @@
 //! What the library chooses beside each of its algorithms and NCCL: `cargo bench --bench all_reduce`.
 //!
-//! A group for each place that tensors can lie in, with a line for each candidate over the sizes, so that criterion's report
-//! shows where they cross. Every rank's calls are captured in a CUDA graph, whose replays are timed by device events, the
-//! slowest rank's; the first replay is not timed, and the others are launched while it runs.
+//! A group for each place that tensors can lie in, with a line for each candidate over the sizes, so that criterion's
+//! report shows where they cross. Every rank's calls are captured in a CUDA graph, whose replays are timed by device
+//! events, the slowest rank's; the first replay is not timed, and the others are launched while it runs.
 //!
-//! Ranks run on `PEERSUM_BENCH_DEVICES`, as `0,1`: if unset, on all devices, or two on the one that there is. What decides for a
-//! machine is `peersum tune`, which tries all grids; here an algorithm has one.
+//! Ranks run on `PEERSUM_BENCH_DEVICES`, as `0,1`: if unset, on all devices, or two on the one that there is. What
+//! decides for a machine is `peersum tune`, which tries all grids; here an algorithm has one.
 #![allow(missing_docs)]
 
 use std::{sync::Arc, thread, time::Duration};
@@ -117,7 +117,8 @@ fn candidates(placement: Placement, bytes: usize, sharing: usize) -> Vec<(&'stat
     [("peersum", None)].into_iter().chain(forced).collect()
 }
 
-/// Every rank's graph, or why there is none. Each is made by a thread of its own, since NCCL's calls may wait for each other.
+/// Every rank's graph, or why there is none. Each is made by a thread of its own, since NCCL's calls may wait for each
+/// other.
 fn graphs(
     ranks: &mut [Rank],
     choice: Option<Choice>,

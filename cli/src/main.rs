@@ -26,14 +26,14 @@ struct Command {
 enum Action {
     /// Measures all-reduce and checks every result, as nccl-tests' all_reduce_perf does
     ///
-    /// Without flags it runs on all GPUs, or, where there is none, on threads of the CPU, from 1 KiB to 64 MiB: the sizes
-    /// that decoding and prefill of language models reduce.
+    /// Without flags it runs on all GPUs, or, where there is none, on threads of the CPU, from 1 KiB to 64 MiB: the
+    /// sizes that decoding and prefill of language models reduce.
     Perf(Box<perf::Arguments>),
     /// Measures every algorithm, and NCCL, on this machine, and writes which is for which message
     ///
-    /// Calls are replayed from CUDA graphs, and every candidate is checked: one with one wrong element is refused. Groups that
-    /// are made afterwards find the table and choose by it. What is measured is kept beside the table, so a run that was
-    /// interrupted goes on where it was when it is started again.
+    /// Calls are replayed from CUDA graphs, and every candidate is checked: one with one wrong element is refused.
+    /// Groups that are made afterwards find the table and choose by it. What is measured is kept beside the table, so a
+    /// run that was interrupted goes on where it was when it is started again.
     #[cfg(feature = "cuda")]
     Tune(Box<tune::Arguments>),
 }
@@ -60,9 +60,9 @@ fn main() -> ExitCode {
 
 /// Sets what lets ranks share a device, where the user has not set it.
 ///
-/// They wait for each other, so their streams must not share a hardware queue; CUDA reads the number of queues once, when it
-/// starts, and its default is 8. NCCL refuses such ranks unless it is told; where each has its own device, it makes no
-/// difference.
+/// They wait for each other, so their streams must not share a hardware queue; CUDA reads the number of queues once,
+/// when it starts, and its default is 8. NCCL refuses such ranks unless it is told; where each has its own device, it
+/// makes no difference.
 fn let_ranks_share_devices() {
     for (name, value) in [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("NCCL_MULTI_RANK_GPU_ENABLE", "1")] {
         if std::env::var_os(name).is_none() {

@@ -56,7 +56,8 @@ impl Border {
     }
 }
 
-/// From how many bytes on the second is faster, if it is at the largest size of both, along straight lines of the logarithms.
+/// From how many bytes on the second is faster, if it is at the largest size of both, along straight lines of the
+/// logarithms.
 pub(crate) fn crossing(first: &[(u64, f64)], second: &[(u64, f64)]) -> Option<u64> {
     let both: Vec<(f64, f64)> = first
         .iter()
@@ -100,8 +101,8 @@ enum Mark {
     Cross,
 }
 
-/// The colours of Okabe and Ito, which stay apart for colour-blind eyes. A colour is a way to move data, a mark the hops, so
-/// that a candidate looks alike in all drawings.
+/// The colours of Okabe and Ito, which stay apart for colour-blind eyes. A colour is a way to move data, a mark the
+/// hops, so that a candidate looks alike in all drawings.
 fn look(name: &str) -> (RGBColor, Mark) {
     let mark = match name {
         name if name.starts_with("one-shot") => Mark::Dot,

@@ -53,8 +53,8 @@ impl Candidate {
         self.plan.is_some_and(|plan| plan.algorithm == Algorithm::Nccl)
     }
 
-    /// The inputs with which its bits are known. NCCL adds in an order of its own, so they are with sums that are exact in
-    /// every order. Averages are not among those unless the ranks are a power of two: NCCL multiplies by a rounded
+    /// The inputs with which its bits are known. NCCL adds in an order of its own, so they are with sums that are exact
+    /// in every order. Averages are not among those unless the ranks are a power of two: NCCL multiplies by a rounded
     /// reciprocal.
     pub(crate) fn patterns(&self, op: ReduceOp, world: usize) -> &'static [Pattern] {
         match (self.is_nccl(), op) {

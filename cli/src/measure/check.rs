@@ -63,8 +63,8 @@ impl<T: Datum> Checker<'_, T> {
         if self.looks_at_timed() { rank.poison(self.last_tensor()) } else { Ok(()) }
     }
 
-    /// Looks at the output of the last timed call. The calls before it left the same bits there if they were right, but a
-    /// call that reads a peer's data of the call before, or is overtaken by the next, shows here and nowhere else.
+    /// Looks at the output of the last timed call. The calls before it left the same bits there if they were right, but
+    /// a call that reads a peer's data of the call before, or is overtaken by the next, shows here and nowhere else.
     pub(super) fn timed<R: Rank<T>>(&self, rank: &mut R, candidate: &Candidate) -> Result<Wrong> {
         let case = &self.job.call.case;
         if !self.looks_at_timed() || candidate.patterns(case.op, self.world()).is_empty() {
@@ -159,8 +159,8 @@ impl<T: Datum> Checker<'_, T> {
         Ok(wrong)
     }
 
-    /// The same of a call whose elements are too many for the host: the ranks make their inputs where they are and count
-    /// what is wrong there. The host looks at the guards, and at one element if any is wrong.
+    /// The same of a call whose elements are too many for the host: the ranks make their inputs where they are and
+    /// count what is wrong there. The host looks at the guards, and at one element if any is wrong.
     fn fresh_by_ranks<R: Rank<T>>(
         &self,
         rank: &mut R,

@@ -53,7 +53,8 @@ impl CudaGroup {
             version_name(version),
             version_name(OLDEST)
         );
-        // Before the ranks wait for each other: to make a context can take longer than the timeout, which is about calls.
+        // Before the ranks wait for each other: to make a context can take longer than the timeout, which is about
+        // calls.
         let contexts: Vec<_> = devices
             .iter()
             .map(|&device| {
@@ -265,8 +266,8 @@ impl CudaRank<'_> {
         self.communicator.check().map_err(of_rank(self.communicator.rank()))
     }
 
-    /// The first replays are not timed, and the next ones are launched while they run: no sample has a launch in it, nor how
-    /// much later another rank came.
+    /// The first replays are not timed, and the next ones are launched while they run: no sample has a launch in it,
+    /// nor how much later another rank came.
     fn time_graph(&self, graph: &Graph, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
         let warmups = schedule.warmup.div_ceil(schedule.iterations);
         let events = self.events(schedule.replays + 1)?;
@@ -356,7 +357,8 @@ impl CudaRank<'_> {
         let words = Words { round: self.words.at(0, 8)?, wrong: self.words.at(8, 8)? };
         let exact = if round.exact { Verifier::EXACT } else { 0 };
         let values = [round.number | exact, 0];
-        // SAFETY: the memory holds two words from the first address on; the values outlive the copy, which is waited for.
+        // SAFETY: the memory holds two words from the first address on; the values outlive the copy, which is waited
+        // for.
         self.on_memory("cuMemcpyHtoDAsync", |stream| unsafe {
             result::memcpy_htod_async(words.round, &values, stream)
         })?;

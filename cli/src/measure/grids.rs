@@ -9,8 +9,8 @@ const SHARED_BLOCKS: usize = 128;
 const MOST_BLOCKS: usize = 64;
 const THREADS: [usize; 5] = [64, 128, 256, 384, 512];
 
-/// The grids to try: with one packet or two a thread, or with one to sixteen packs. What can't be resident is for the library
-/// to refuse.
+/// The grids to try: with one packet or two a thread, or with one to sixteen packs. What can't be resident is for the
+/// library to refuse.
 ///
 /// `sharing` is how many ranks are on one device. `few` keeps to one packet or four packs a thread.
 pub(crate) fn all(algorithm: Algorithm, bytes: usize, sharing: usize, few: bool) -> Vec<Choice> {
@@ -44,8 +44,8 @@ pub(crate) fn all(algorithm: Algorithm, bytes: usize, sharing: usize, few: bool)
     grids.into_iter().map(|(blocks, threads)| choice(algorithm, blocks, threads)).collect()
 }
 
-/// One grid for an algorithm that the library would not choose at this size: enough blocks for a unit a thread, and no more
-/// than half of what the ranks of a device have to share, so that the next call's blocks can come while these run.
+/// One grid for an algorithm that the library would not choose at this size: enough blocks for a unit a thread, and no
+/// more than half of what the ranks of a device have to share, so that the next call's blocks can come while these run.
 pub(crate) fn usual(algorithm: Algorithm, bytes: usize, sharing: usize) -> Choice {
     if algorithm == Algorithm::Nccl {
         return Choice::NCCL;

@@ -43,7 +43,8 @@ pub(crate) trait Group {
     /// What each rank runs on.
     fn devices(&self) -> &[Device];
 
-    /// How a call of tensors that lie so would be done; `None` for no elements, or one rank. The error says why it can't be.
+    /// How a call of tensors that lie so would be done; `None` for no elements, or one rank. The error says why it
+    /// can't be.
     fn plan(&mut self, way: Way, placement: Placement, count: usize, dtype: DType) -> peersum::Result<Option<Plan>>;
 
     /// Why the library chooses as it does, where it can tell.

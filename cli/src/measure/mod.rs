@@ -1,7 +1,7 @@
 //! Measuring: all ranks time a call, then check it, on either backend.
 //!
-//! [`rank`] says what a rank of a backend does, [`group`] what a backend has; [`host`] and [`cuda`] are the two. [`run`] drives
-//! all ranks through what is timed, [`check`] through what is looked at.
+//! [`rank`] says what a rank of a backend does, [`group`] what a backend has; [`host`] and [`cuda`] are the two.
+//! [`run`] drives all ranks through what is timed, [`check`] through what is looked at.
 
 mod barrier;
 pub(crate) mod candidate;

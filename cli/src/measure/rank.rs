@@ -49,8 +49,8 @@ pub(crate) trait Rank<T: Datum>: Send {
         false
     }
 
-    /// Writes what rank `of` has in a tensor in that round, a function of both and of the element's index in the tensor.
-    /// Of `exact` inputs every sum is exact, in any order.
+    /// Writes what rank `of` has in a tensor in that round, a function of both and of the element's index in the
+    /// tensor. Of `exact` inputs every sum is exact, in any order.
     fn generate(&mut self, _buffer: Buffer, _tensor: Range<usize>, _of: usize, _round: Round) -> Result<()> {
         bail!("the inputs of this backend are the command's own")
     }
@@ -66,8 +66,8 @@ pub(crate) trait Rank<T: Datum>: Send {
     /// Does the call that was prepared; all ranks come here together. Returns when the output is written.
     fn call(&mut self, call: &Call) -> Result<()>;
 
-    /// Makes ready what the candidate that was taken last is timed with; all ranks come here together. An error says why it
-    /// can't be timed, and leaves the rank as it was.
+    /// Makes ready what the candidate that was taken last is timed with; all ranks come here together. An error says
+    /// why it can't be timed, and leaves the rank as it was.
     fn ready(&mut self, call: &Call, schedule: &Schedule) -> Result<Self::Ready>;
 
     /// Warms up and times. Waits at the barrier before what is timed starts.

@@ -64,8 +64,8 @@ pub(crate) fn fill<T: Datum, R: Rank<T>>(ranks: &mut [R], geometry: &Geometry, h
     Ok(())
 }
 
-/// Times all candidates, round by round so that drift hits them alike, and checks each. By candidate: what came of it, or why
-/// it could not be timed, which the ranks agree on.
+/// Times all candidates, round by round so that drift hits them alike, and checks each. By candidate: what came of it,
+/// or why it could not be timed, which the ranks agree on.
 pub(crate) fn measure<T: Datum, R: Rank<T>>(
     ranks: &mut [R],
     job: &Job,
@@ -145,8 +145,8 @@ fn one_rank<T: Datum, R: Rank<T>>(
     Ok(rounds.iter().map(|rounds| statistics::over_rounds(rounds)).zip(wrongs).collect())
 }
 
-/// The order of a round. It starts with another candidate each time, and every other one goes backwards, so that none always
-/// follows the same one, nor is always the first.
+/// The order of a round. It starts with another candidate each time, and every other one goes backwards, so that none
+/// always follows the same one, nor is always the first.
 fn turns(round: usize, candidates: usize) -> impl Iterator<Item = usize> {
     (0..candidates).map(move |turn| {
         let place = (turn + round / 2) % candidates;

@@ -1,9 +1,8 @@
 //! `peersum perf`: how long all-reduce takes, and whether it is right.
 //!
-//! [`options`] says what is asked, [`choose`] where it runs, [`compare`] who is timed beside the library's choice, [`outlook`]
-//! what is known beforehand.
-//! [`session`] goes through the rows, of which [`measure`](crate::measure) does a half at a time; [`table`], [`report`] and
-//! [`chart`] tell.
+//! [`options`] says what is asked, [`choose`] where it runs, [`compare`] who is timed beside the library's choice,
+//! [`outlook`] what is known beforehand. [`session`] goes through the rows, of which [`measure`](crate::measure) does a
+//! half at a time; [`table`], [`report`] and [`chart`] tell.
 
 mod chart;
 mod choose;

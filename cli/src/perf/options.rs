@@ -83,12 +83,13 @@ pub(crate) struct Arguments {
     #[arg(short = 'u', long = "unalign", value_name = "K", default_value_t = 0)]
     unalign: usize,
 
-    /// Times these too, in turns with what the library chooses, and prints them beside it: nccl, the name of an algorithm (see
-    /// --algorithm), or all; several with commas
+    /// Times these too, in turns with what the library chooses, and prints them beside it: nccl, the name of an
+    /// algorithm (see --algorithm), or all; several with commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Comparison")]
     compare: Vec<Rival>,
 
-    /// Draws time and bus bandwidth over the size to a file, of all that was timed out of place, and where the choice changes
+    /// Draws time and bus bandwidth over the size to a file, of all that was timed out of place, and where the choice
+    /// changes
     #[arg(long, value_name = "FILE.svg", help_heading = "Comparison")]
     pub(crate) plot: Option<PathBuf>,
 
@@ -112,8 +113,8 @@ pub(crate) struct Arguments {
     #[arg(short = 'T', long = "timeout", value_name = "S", help_heading = "Library")]
     timeout: Option<f64>,
 
-    /// Where the buffers lie: 0 anywhere, 2 in symmetric memory, which peers read where it is (CUDA only; nccl-tests' 1,
-    /// local registration, has no meaning here)
+    /// Where the buffers lie: 0 anywhere, 2 in symmetric memory, which peers read where it is (CUDA only; nccl-tests'
+    /// 1, local registration, has no meaning here)
     #[arg(
         short = 'R',
         long = "local_register",
@@ -134,7 +135,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", help_heading = "Library", value_parser = clap::value_parser!(u32).range(1..))]
     threads: Option<u32>,
 
-    /// How far a call's kernel may overlap with the next one's (programmatic dependent launch). CUDA only [default: early]
+    /// How far a call's kernel may overlap with the next one's (programmatic dependent launch). CUDA only [default:
+    /// early]
     #[arg(long, value_name = "HOW", help_heading = "Library")]
     overlap: Option<OverlapChoice>,
 

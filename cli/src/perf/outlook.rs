@@ -50,8 +50,8 @@ impl Outlook {
         }
     }
 
-    /// Where the choice changes, and to what: the first bytes of each choice but the first. Between two sizes of the run it is
-    /// looked for by halves, so `algorithm_of` some bytes in between is asked for.
+    /// Where the choice changes, and to what: the first bytes of each choice but the first. Between two sizes of the
+    /// run it is looked for by halves, so `algorithm_of` some bytes in between is asked for.
     pub(super) fn borders(
         &self,
         element_bytes: usize,

@@ -93,8 +93,8 @@ impl Lineup {
     }
 }
 
-/// Those of what was measured that go into the rounds that decide, by index: of each algorithm the fastest grids. What gave
-/// a wrong element doesn't.
+/// Those of what was measured that go into the rounds that decide, by index: of each algorithm the fastest grids. What
+/// gave a wrong element doesn't.
 pub(super) fn finalists(measured: &[Measured]) -> Vec<usize> {
     let time = |index: &usize| median(measured[*index].samples_us.iter().copied());
     let right: Vec<usize> = (0..measured.len()).filter(|&index| measured[index].wrong == 0).collect();

@@ -1,8 +1,8 @@
 //! `peersum tune`: measures every algorithm on the machine at hand, and decides which one is for which message.
 //!
-//! [`options`] says what is asked. [`lineup`] has who is measured, [`session`] measures them size by size and keeps what is
-//! finished in [`kept`], so that an interrupted run goes on. [`fit`] decides, [`verdict`] makes the table's entry and what is
-//! printed, and [`csv`] and [`chart`] show the evidence.
+//! [`options`] says what is asked. [`lineup`] has who is measured, [`session`] measures them size by size and keeps
+//! what is finished in [`kept`], so that an interrupted run goes on. [`fit`] decides, [`verdict`] makes the table's
+//! entry and what is printed, and [`csv`] and [`chart`] show the evidence.
 
 mod chart;
 mod csv;
@@ -31,8 +31,8 @@ use options::Config;
 use session::Session;
 use verdict::Destination;
 
-/// Runs the subcommand. It fails with exit code 1 where an element was wrong; an error is returned where nothing could be
-/// tuned.
+/// Runs the subcommand. It fails with exit code 1 where an element was wrong; an error is returned where nothing could
+/// be tuned.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let config = Config::new(arguments)?;
     let gpus = group::gpus().map_err(|reason| anyhow!("nothing can be tuned here: {reason}"))?;

@@ -23,8 +23,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Ranks")]
     devices: Vec<usize>,
 
-    /// Element type: float (f32), half (f16), bfloat16 (bf16) or all; several with commas. Types that were not measured go by
-    /// one of the same size, or any
+    /// Element type: float (f32), half (f16), bfloat16 (bf16) or all; several with commas. Types that were not measured
+    /// go by one of the same size, or any
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "bfloat16", value_delimiter = ',')]
     datatype: Vec<TypeChoice>,
 
@@ -54,8 +54,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     quick: bool,
 
-    /// The table; entries for other machines stay [default: the file that PEERSUM_TABLE names, or peersum/table.toml in the
-    /// user's cache folder]
+    /// The table; entries for other machines stay [default: the file that PEERSUM_TABLE names, or peersum/table.toml in
+    /// the user's cache folder]
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     output: Option<PathBuf>,
 
