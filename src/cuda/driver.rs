@@ -169,6 +169,14 @@ impl Device {
         Ok(Entered { _device: self })
     }
 
+    /// Makes the context current on a thread of this library's, for the rest of its life.
+    pub(crate) fn make_current(&self) {
+        // SAFETY: the primary context is held for as long as the device lives. What needs it says what is wrong if it isn't.
+        unsafe {
+            let _ = sys::cuCtxSetCurrent(self.context);
+        }
+    }
+
     /// Loads a function's code now: loading it at its first launch would wait for kernels that wait for it.
     pub(crate) fn load_function(&self, function: sys::CUfunction) -> Result<()> {
         type FuncLoad = unsafe extern "C" fn(sys::CUfunction) -> sys::CUresult;

@@ -171,6 +171,9 @@ impl Seat<'_> {
         settings.max_blocks = (self.sharing > 1).then_some(shared);
         settings.sharing = self.sharing > 1;
         settings.keep = Some(self.group.clone());
+        let device = self.device.clone();
+        settings.enter = Arc::new(move || device.make_current());
+        let mut lost = String::new();
         for last in [false, true] {
             let communicator = match join(self.meeting, library, &settings)? {
                 Ok(communicator) => communicator,
@@ -185,7 +188,7 @@ impl Seat<'_> {
             let window = if bytes == 0 {
                 Err("the group has no symmetric memory (Options::symmetric_bytes)".into())
             } else if last {
-                Err("NCCL lost a communicator over it".into())
+                Err(std::mem::take(&mut lost))
             } else {
                 // SAFETY: the heap lies in a segment, which was made so and lives as long as the group, which the communicator
                 // keeps. It starts and ends at whole pages.
@@ -194,6 +197,7 @@ impl Seat<'_> {
                     Registered::NoWindow(declined) => Err(declined.reason),
                     Registered::Lost(declined) => {
                         tracing::warn!(reason = %declined, "NCCL lost a communicator over a window: joining again");
+                        lost = declined.reason;
                         continue;
                     }
                 }

@@ -14,7 +14,7 @@ use std::{
 
 use super::{
     AllReduce, Library, Version,
-    handle::{Call, Handle, Patience},
+    handle::{Call, Handle, Patience, Taken},
     join::Lockstep,
     windows::Windows,
 };
@@ -23,6 +23,9 @@ use crate::{DType, ReduceOp, Result};
 /// How long dropping waits for NCCL to be done, so that a process that drops and ends doesn't end in the middle of it.
 /// NCCL takes some ten milliseconds.
 const PATIENCE_WITH_END: Duration = Duration::from_millis(500);
+
+/// How long an end waits for a call into NCCL that is under way.
+const PATIENCE_WITH_CALLS: Duration = Duration::from_secs(1);
 
 /// One rank's communicator of NCCL's, made by [`join`](super::join::join).
 ///
@@ -34,19 +37,25 @@ const PATIENCE_WITH_END: Duration = Duration::from_millis(500);
 /// memory that the caller asked to be kept. Dropping waits for it a moment, [`AllReduce::abort`] not at all. Neither
 /// speaks to other ranks, which may be gone.
 ///
+/// A call may be inside NCCL when another thread aborts: the first of its kind, which waits for all ranks' hosts. It gets a
+/// moment to return, since the end frees what it uses. If it doesn't, it is waiting for a rank that won't come, and what ends its
+/// wait is the abort; so that comes then, as those who watch over NCCL have it who can't ask the waiting thread.
+///
 /// Windows are freed with it. From 2.29.7 on NCCL does that itself, once nothing uses them any more. Before, they must
 /// be deregistered first, when the communicator is destroyed; but not when it is aborted, since kernels may be using
 /// them until NCCL has stopped them, and then the communicator has gone. So those few mappings stay.
 pub(crate) struct Communicator {
     pub(super) handle: Arc<Handle<Owned>>,
     pub(super) lockstep: Lockstep,
+    /// Makes the context of the rank's device current on a thread of this module's.
+    pub(super) enter: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// What must live as long as NCCL may use it.
 pub(super) struct Owned {
     /// Where NCCL stores the communicator: when the call returns, and again by a thread of its own when the init is
     /// done.
-    pub(super) _place: Box<AtomicPtr<c_void>>,
+    pub(super) _place: Arc<AtomicPtr<c_void>>,
     /// Its init is over, and has succeeded: it may be destroyed, otherwise only aborted.
     pub(super) ready: bool,
     pub(super) windows: Windows,
@@ -59,27 +68,37 @@ impl Communicator {
         let (done, closed) = channel();
         let handle = self.handle.clone();
         let close = move || {
-            // A call into NCCL that is under way is waited for: an end frees what it uses.
-            if let Some((comm, mut owned)) = handle.take() {
-                let library = handle.library();
-                let functions = library.functions();
-                let abort = abort || !owned.ready;
-                if let Some((_, deregister)) = functions.windows.filter(|_| !abort && !library.frees_windows()) {
-                    for window in owned.windows.take_all() {
-                        // SAFETY: the window is registered, and the communicator there until it is destroyed below.
-                        // That nothing uses the window is what `register` asks of its caller. It is no collective.
-                        let status = unsafe { deregister(comm.raw(), window.0) };
-                        warn_of(library, "ncclCommWindowDeregister", handle.rank(), status);
-                    }
+            let library = handle.library();
+            let functions = library.functions();
+            match handle.take(PATIENCE_WITH_CALLS) {
+                Taken::Gone => {}
+                Taken::Stuck(comm) => {
+                    // SAFETY: the communicator is there: nobody has ended it, since who does takes it out, or comes here, and
+                    // `end` lets only one do so. The call that is under way looks at its abort flag, and leaves.
+                    let status = unsafe { (functions.comm_abort)(comm.raw()) };
+                    warn_of(library, "ncclCommAbort", handle.rank(), status);
+                    // Should that call still use what is kept for it.
+                    mem::forget(handle.clone());
                 }
-                let (call, end) = match abort {
-                    true => ("ncclCommAbort", functions.comm_abort),
-                    false => ("ncclCommDestroy", functions.comm_destroy),
-                };
-                // SAFETY: this thread has taken the communicator out, so that nobody else calls for it, now or later.
-                let status = unsafe { end(comm.raw()) };
-                warn_of(library, call, handle.rank(), status);
-                drop(owned);
+                Taken::Free(comm, mut owned) => {
+                    let abort = abort || !owned.ready;
+                    if let Some((_, deregister)) = functions.windows.filter(|_| !abort && !library.frees_windows()) {
+                        for window in owned.windows.take_all() {
+                            // SAFETY: the window is registered, and the communicator there until it is destroyed below.
+                            // That nothing uses the window is what `register` asks of its caller. It is no collective.
+                            let status = unsafe { deregister(comm.raw(), window.0) };
+                            warn_of(library, "ncclCommWindowDeregister", handle.rank(), status);
+                        }
+                    }
+                    let (call, end) = match abort {
+                        true => ("ncclCommAbort", functions.comm_abort),
+                        false => ("ncclCommDestroy", functions.comm_destroy),
+                    };
+                    // SAFETY: this thread has taken the communicator out, so that nobody else calls for it, now or later.
+                    let status = unsafe { end(comm.raw()) };
+                    warn_of(library, call, handle.rank(), status);
+                    drop(owned);
+                }
             }
             // Nobody may be waiting.
             let _ = done.send(());

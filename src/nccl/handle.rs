@@ -4,7 +4,7 @@ use std::{
     ffi::{c_int, c_void},
     ptr::NonNull,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -23,6 +23,8 @@ pub(super) struct Comm(NonNull<c_void>);
 
 // SAFETY: NCCL allows calls for a communicator from any thread, one at a time, which `Handle` sees to.
 unsafe impl Send for Comm {}
+// SAFETY: it is a name, which only such calls make anything of.
+unsafe impl Sync for Comm {}
 
 impl Comm {
     pub(super) fn new(comm: sys::Comm) -> Option<Comm> {
@@ -38,8 +40,11 @@ impl Comm {
 ///
 /// There are two. `turn` is held for a whole operation, its polls included, since NCCL refuses a second operation
 /// before the first is over. `open` is held for each call into NCCL, and free between polls: whoever aborts gets in
-/// there. A non-blocking communicator's calls return soon.
+/// there. A call returns soon, but the first of its kind, for which NCCL connects the ranks; who aborts waits for one a while
+/// ([`Handle::take`]).
 pub(super) struct Handle<T> {
+    /// What `open` has until it is taken out.
+    comm: Comm,
     library: Arc<Library>,
     rank: usize,
     timeout: Duration,
@@ -48,7 +53,18 @@ pub(super) struct Handle<T> {
     ended: AtomicBool,
 }
 
+/// What there was to take out.
+pub(super) enum Taken<T> {
+    /// The communicator, for which nobody calls any more.
+    Free(Comm, T),
+    /// A call into NCCL is under way that doesn't return, and has all the rest.
+    Stuck(Comm),
+    /// It was taken before.
+    Gone,
+}
+
 /// The arguments of an all-reduce.
+#[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) input: u64,
     pub(super) output: u64,
@@ -57,6 +73,9 @@ pub(super) struct Call {
     pub(super) op: ReduceOp,
     pub(super) stream: *mut c_void,
 }
+
+// SAFETY: addresses and a stream, of which the driver makes sense on any thread.
+unsafe impl Send for Call {}
 
 /// How long an operation is waited for.
 pub(super) struct Patience<'a> {
@@ -71,6 +90,25 @@ impl Patience<'_> {
     /// Until the timeout, whatever others do.
     pub(super) fn until(timeout: Duration) -> Patience<'static> {
         Patience { timeout, stopped: &|| false, grace: Duration::ZERO }
+    }
+
+    /// How it has ended by now, for an operation that was begun at `started`. `stopped` keeps since when another's part has
+    /// failed.
+    pub(super) fn ended(
+        &self,
+        call: &'static str,
+        rank: usize,
+        started: Instant,
+        stopped: &mut Option<Instant>,
+    ) -> Option<Unsettled> {
+        if stopped.is_none() && (self.stopped)() {
+            *stopped = Some(Instant::now());
+        }
+        if stopped.is_some_and(|since| since.elapsed() >= self.grace) {
+            return Some(Unsettled::Stopped);
+        }
+        let waited = started.elapsed();
+        (waited >= self.timeout).then_some(Unsettled::GivenUp(Error::NcclTimeout { rank, call, waited }))
     }
 }
 
@@ -87,7 +125,7 @@ pub(super) enum Unsettled {
 impl<T> Handle<T> {
     pub(super) fn new(library: Arc<Library>, rank: usize, timeout: Duration, comm: Comm, owned: T) -> Handle<T> {
         let (turn, open) = (Mutex::new(()), Mutex::new(Some((comm, owned))));
-        Handle { library, rank, timeout, turn, open, ended: AtomicBool::new(false) }
+        Handle { comm, library, rank, timeout, turn, open, ended: AtomicBool::new(false) }
     }
 
     pub(super) fn library(&self) -> &Arc<Library> {
@@ -125,9 +163,20 @@ impl<T> Handle<T> {
         !self.ended.swap(true, Ordering::AcqRel)
     }
 
-    /// Takes the communicator out, once the call into NCCL that is under way has returned.
-    pub(super) fn take(&self) -> Option<(Comm, T)> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Takes the communicator out, once the call into NCCL that is under way has returned: at most so long is waited for that.
+    /// Not for calls that begin meanwhile: there are none after [`Handle::end`].
+    pub(super) fn take(&self, patience: Duration) -> Taken<T> {
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.open.try_lock() {
+                Ok(mut open) => return open.take().map_or(Taken::Gone, |(comm, owned)| Taken::Free(comm, owned)),
+                Err(TryLockError::Poisoned(open)) => {
+                    return open.into_inner().take().map_or(Taken::Gone, |(comm, owned)| Taken::Free(comm, owned));
+                }
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(SLEEP),
+                Err(TryLockError::WouldBlock) => return Taken::Stuck(self.comm),
+            }
+        }
     }
 
     /// What NCCL says of the communicator.
@@ -152,15 +201,8 @@ impl<T> Handle<T> {
                 Ok(state) => return self.library.check(call, self.rank, state).map_err(Unsettled::Failed),
                 Err(error) => return Err(Unsettled::Failed(error)),
             }
-            if stopped.is_none() && (patience.stopped)() {
-                stopped = Some(Instant::now());
-            }
-            if stopped.is_some_and(|since| since.elapsed() >= patience.grace) {
-                return Err(Unsettled::Stopped);
-            }
-            let waited = started.elapsed();
-            if waited >= patience.timeout {
-                return Err(Unsettled::GivenUp(Error::NcclTimeout { rank: self.rank, call, waited }));
+            if let Some(ended) = patience.ended(call, self.rank, started, &mut stopped) {
+                return Err(ended);
             }
             if poll < EAGER_POLLS {
                 std::thread::yield_now();

@@ -8,8 +8,9 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicPtr, AtomicU32, Ordering},
+        mpsc::{RecvTimeoutError, SendError, sync_channel},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -37,6 +38,8 @@ pub(crate) struct Settings {
     pub(crate) sharing: bool,
     /// Lives until NCCL is done with the communicator: the memory of *all* ranks' windows, for one.
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
+    /// Makes the context of the rank's device current on a thread of this module's.
+    pub(crate) enter: Arc<dyn Fn() + Send + Sync>,
     /// Looks a variable of the environment up.
     pub(crate) environment: fn(&str) -> Option<String>,
 }
@@ -44,7 +47,7 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) fn new(timeout: Duration) -> Settings {
         let environment = |name: &str| std::env::var(name).ok();
-        Settings { timeout, max_blocks: None, sharing: false, keep: None, environment }
+        Settings { timeout, max_blocks: None, sharing: false, keep: None, enter: Arc::new(|| ()), environment }
     }
 }
 
@@ -252,6 +255,46 @@ fn refusal(version: Version, settings: &Settings) -> Option<String> {
     ))
 }
 
+/// Runs a call into NCCL that waits for other ranks on a thread of its own, so that it need not be waited for: if it isn't,
+/// what it comes to goes to `late`.
+fn apart<T: Send + 'static>(
+    call: &'static str,
+    rank: usize,
+    enter: &Arc<dyn Fn() + Send + Sync>,
+    patience: &Patience<'_>,
+    run: impl FnOnce() -> T + Send + 'static,
+    late: impl FnOnce(T) + Send + 'static,
+) -> Result<T, Unsettled> {
+    let (sender, receiver) = sync_channel(0);
+    let enter = enter.clone();
+    let thread = move || {
+        enter();
+        // It meets the receiver, or finds that it is gone.
+        if let Err(SendError(result)) = sender.send(run()) {
+            late(result);
+        }
+    };
+    let failed = |error: std::io::Error| {
+        Unsettled::Failed(Error::System { call: "spawning a thread for NCCL", reason: error.to_string() })
+    };
+    std::thread::Builder::new().name("peersum-nccl".into()).spawn(thread).map_err(failed)?;
+    let started = Instant::now();
+    let mut stopped = None;
+    loop {
+        match receiver.recv_timeout(Duration::from_millis(1)) {
+            Ok(result) => return Ok(result),
+            Err(RecvTimeoutError::Disconnected) => {
+                let reason = "the thread that called it has panicked".into();
+                return Err(Unsettled::Failed(Error::System { call, reason }));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if let Some(ended) = patience.ended(call, rank, started, &mut stopped) {
+            return Err(ended);
+        }
+    }
+}
+
 /// One try of all ranks. The communicator may be there although the init has failed.
 fn attempt(
     seat: &mut Local,
@@ -267,14 +310,33 @@ fn attempt(
         None => unreachable!("rank 0 is one of the ranks"),
     };
 
-    let place = Box::new(AtomicPtr::new(ptr::null_mut()));
-    let mut config = Config::new(settings.max_blocks);
+    let place = Arc::new(AtomicPtr::new(ptr::null_mut()));
     let mut handle = None;
     let outcome = lockstep.stage(Duration::ZERO, |patience| {
-        let init = library.functions().comm_init_rank_config;
-        // SAFETY: the place lives until NCCL has ended the communicator, or has refused to make one; NCCL copies the
-        // configuration. A rank and a number of ranks fit, since the meeting has so many.
-        let status = unsafe { init(place.as_ptr(), world as i32, id, rank as i32, &mut config) };
+        let init = {
+            let (library, place, max_blocks) = (library.clone(), place.clone(), settings.max_blocks);
+            move || {
+                let mut config = Config::new(max_blocks);
+                // SAFETY: the place lives until NCCL has ended the communicator, or has refused to make one; NCCL copies the
+                // configuration. A rank and a number of ranks fit, since the meeting has so many.
+                unsafe {
+                    let init = library.functions().comm_init_rank_config;
+                    init(place.as_ptr(), world as i32, id, rank as i32, &mut config)
+                }
+            }
+        };
+        // Nobody may touch a communicator while its init is under way: one that isn't waited for any more is ended by the
+        // thread that makes it, if ever it is made.
+        let abort = {
+            let (library, place) = (library.clone(), place.clone());
+            move |_| {
+                if let Some(comm) = Comm::new(place.load(Ordering::Acquire)) {
+                    // SAFETY: its init has returned, and nobody else has the communicator.
+                    unsafe { (library.functions().comm_abort)(comm.raw()) };
+                }
+            }
+        };
+        let status = apart("ncclCommInitRankConfig", rank, &settings.enter, patience, init, abort)?;
         let Some(comm) = Comm::new(place.load(Ordering::Acquire)) else {
             let status =
                 if status == sys::SUCCESS || status == sys::IN_PROGRESS { sys::INTERNAL_ERROR } else { status };
@@ -287,7 +349,7 @@ fn attempt(
         handle.finish("ncclCommInitRankConfig", status, patience)?;
         handle.with(|_, owned| owned.ready = true).map_err(Unsettled::Failed)
     });
-    let communicator = handle.map(|handle| Communicator { handle, lockstep });
+    let communicator = handle.map(|handle| Communicator { handle, lockstep, enter: settings.enter.clone() });
     // If the meeting is over, the communicator is destroyed or aborted as it goes.
     Ok((seat.all_gather(outcome)?, communicator))
 }
@@ -305,8 +367,10 @@ impl Communicator {
         let WarmUp { scratch, stream } = warm;
         let call = Call { input: scratch, output: scratch, count: 1, dtype: DType::F32, op: ReduceOp::Sum, stream };
         let outcome = self.lockstep.stage(Duration::ZERO, |patience| {
+            let handle = self.handle.clone();
             // SAFETY: the caller vouches for the memory and the stream.
-            unsafe { self.handle.all_reduce(&call, patience) }
+            let reduce = move || unsafe { handle.all_reduce(&call, &Patience::until(handle.timeout())) };
+            apart("ncclAllReduce", self.handle.rank(), &self.enter, patience, reduce, drop)?
         });
         let agreed = verdict(seat.all_gather(outcome)?.iter());
         if agreed.is_err() {
@@ -370,7 +434,11 @@ impl Communicator {
         }
 
         for last in [false, true] {
-            let outcome = self.lockstep.stage(GRACE, |patience| self.register_once(address, bytes, patience));
+            let outcome = self.lockstep.stage(GRACE, |patience| {
+                let handle = self.handle.clone();
+                let register = move || register_once(&handle, address, bytes);
+                apart("ncclCommWindowRegister", rank, &self.enter, patience, register, drop)?
+            });
             let here = matches!(outcome, Outcome::Done);
             let usable = !matches!(outcome, Outcome::Stopped) && self.handle.async_error().is_ok();
             let outcomes = seat.all_gather((outcome, usable))?;
@@ -396,39 +464,6 @@ impl Communicator {
         unreachable!("the last try returns")
     }
 
-    fn register_once(&self, address: u64, bytes: usize, patience: &Patience<'_>) -> Result<(), Unsettled> {
-        const CALL: &str = "ncclCommWindowRegister";
-        let Some((register, _)) = self.handle.library().functions().windows else {
-            return Err(Unsettled::Failed(Error::NcclUnavailable { reason: format!("there is no {CALL}") }));
-        };
-        let _turn = self.handle.turn();
-        let status = self.handle.with(|comm, owned| {
-            let place = owned.windows.place(address, bytes);
-            // SAFETY: the communicator has not ended, since `with` gives it. The place lives as long as the
-            // communicator, or until NCCL is done with it. The caller of `register` vouches for the memory.
-            unsafe { register(comm.raw(), address as *mut c_void, bytes, place, sys::WINDOW_SYMMETRIC) }
-        });
-        let result = self.handle.finish(CALL, status.map_err(Unsettled::Failed)?, patience);
-        self.handle
-            .with(|_, owned| match &result {
-                Ok(()) if owned.windows.register_last() => result,
-                // NCCL says so of communicators whose ranks can't map each other's memory.
-                Ok(()) => {
-                    owned.windows.forget_last();
-                    let reason = "NCCL has no windows of symmetric memory on these devices".into();
-                    let error = Error::NcclRegistration { rank: self.handle.rank(), reason };
-                    Err(Unsettled::Failed(error))
-                }
-                Err(Unsettled::Failed(_)) => {
-                    owned.windows.forget_last();
-                    result
-                }
-                // NCCL may still store a handle.
-                Err(Unsettled::GivenUp(_) | Unsettled::Stopped) => result,
-            })
-            .unwrap_or_else(|error| Err(Unsettled::Failed(error)))
-    }
-
     /// Takes one [`Communicator::register`] back. The last of a range ends the window; this rank's alone, and at once,
     /// so that all ranks do it is for the caller to see to.
     ///
@@ -452,6 +487,39 @@ impl Communicator {
         })??;
         Ok(self.handle.finish(CALL, status, &Patience::until(self.handle.timeout()))?)
     }
+}
+
+fn register_once(handle: &Handle<Owned>, address: u64, bytes: usize) -> Result<(), Unsettled> {
+    const CALL: &str = "ncclCommWindowRegister";
+    let Some((register, _)) = handle.library().functions().windows else {
+        return Err(Unsettled::Failed(Error::NcclUnavailable { reason: format!("there is no {CALL}") }));
+    };
+    let _turn = handle.turn();
+    let status = handle.with(|comm, owned| {
+        let place = owned.windows.place(address, bytes);
+        // SAFETY: the communicator has not ended, since `with` gives it. The place lives as long as the
+        // communicator, or until NCCL is done with it. The caller of `register` vouches for the memory.
+        unsafe { register(comm.raw(), address as *mut c_void, bytes, place, sys::WINDOW_SYMMETRIC) }
+    });
+    let result = handle.finish(CALL, status.map_err(Unsettled::Failed)?, &Patience::until(handle.timeout()));
+    handle
+        .with(|_, owned| match &result {
+            Ok(()) if owned.windows.register_last() => result,
+            // NCCL says so of communicators whose ranks can't map each other's memory.
+            Ok(()) => {
+                owned.windows.forget_last();
+                let reason = "NCCL has no windows of symmetric memory on these devices".into();
+                let error = Error::NcclRegistration { rank: handle.rank(), reason };
+                Err(Unsettled::Failed(error))
+            }
+            Err(Unsettled::Failed(_)) => {
+                owned.windows.forget_last();
+                result
+            }
+            // NCCL may still store a handle.
+            Err(Unsettled::GivenUp(_) | Unsettled::Stopped) => result,
+        })
+        .unwrap_or_else(|error| Err(Unsettled::Failed(error)))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-// A stand-in for NCCL. Its communicators are non-blocking, its all-reduces work on host memory: the last rank that
-// calls computes for all. What a version does to misuse, or needs of its caller, is counted in `misuses`. The functions
+// A stand-in for NCCL. Its all-reduces work on host memory: the last rank that calls computes for all. Calls take a while,
+// which those of blocking communicators wait for, as NCCL's do, also for the other ranks; an abort ends their wait. What a version does to misuse, or needs of its caller, is counted in `misuses`. The functions
 // stub_* tell it what to do. Communicators are never freed, so that their use after the end is counted too.
 #include <limits.h>
 #include <pthread.h>
@@ -42,6 +42,7 @@ struct comm {
   int rank;
   int dead;        // destroyed or aborted
   int ready;       // its init has succeeded
+  int blocking;    // its calls return when they are over
   int state;       // what ncclCommGetAsyncError gives once the polls are over
   int polls;       // how many of those say "in progress" before
   int collectives; // how many it has called
@@ -88,9 +89,9 @@ void stub_fail(int call, int rank, int code, int times, int late, const char *te
   pthread_mutex_unlock(&mutex);
 }
 
-void stub_hang_init(int rank) {
+void stub_hang_init(int rank, int hang) {
   pthread_mutex_lock(&mutex);
-  hanging[rank] = 1;
+  hanging[rank] = hang;
   pthread_mutex_unlock(&mutex);
 }
 
@@ -166,13 +167,49 @@ static void wait_while(int *flag) {
   while (__atomic_load_n(flag, __ATOMIC_SEQ_CST)) nanosleep(&(struct timespec){0, 1000000}, NULL);
 }
 
+int ncclCommGetAsyncError(struct comm *comm, int *state) {
+  pthread_mutex_lock(&mutex);
+  int status = SUCCESS;
+  if (!usable(comm)) {
+    status = INVALID_ARGUMENT;
+  } else if (comm->state) {
+    *state = comm->state;
+  } else if (!comm->ready && (hanging[comm->rank] || comm->group->joined < comm->group->world)) {
+    *state = IN_PROGRESS;
+  } else if (comm->polls > 0) {
+    comm->polls--;
+    *state = IN_PROGRESS;
+  } else {
+    comm->ready = 1;
+    if (comm->window_place) *comm->window_place = comm->window;
+    comm->window_place = NULL;
+    *state = SUCCESS;
+  }
+  pthread_mutex_unlock(&mutex);
+  return status;
+}
+
+// What a call of a blocking communicator returns, and when.
+static int settled(struct comm *comm, int status) {
+  if (!comm || !comm->blocking) return status;
+  while (status == IN_PROGRESS) {
+    int state = INTERNAL;
+    // The abort is seen first, by which the communicator can't be asked any more.
+    if (__atomic_load_n(&comm->dead, __ATOMIC_SEQ_CST)) return INTERNAL;
+    ncclCommGetAsyncError(comm, &state);
+    status = state;
+    if (status == IN_PROGRESS) nanosleep(&(struct timespec){0, 100000}, NULL);
+  }
+  return status;
+}
+
 int ncclCommInitRankConfig(struct comm **out, int world, struct unique_id id, int rank, struct config *config) {
   if (rank >= 0 && rank < MAX_RANKS) wait_while(&blocking[rank]);
   pthread_mutex_lock(&mutex);
   int late = 0, status = SUCCESS;
   struct comm *comm = NULL;
   if (config->size != sizeof *config || config->magic != 0xcafebeef || config->version < 21800 ||
-      config->blocking != 0 || config->cga_cluster_size != INT_MIN || config->min_ctas != INT_MIN || config->net_name ||
+      config->blocking < 0 || config->blocking > 1 || config->cga_cluster_size != INT_MIN || config->min_ctas != INT_MIN || config->net_name ||
       config->split_share != INT_MIN || rank < 0 || rank >= world || world > MAX_RANKS) {
     counters[MISUSES]++;
     status = INVALID_ARGUMENT;
@@ -201,6 +238,7 @@ int ncclCommInitRankConfig(struct comm **out, int world, struct unique_id id, in
   comm = calloc(1, sizeof *comm);
   comm->group = group;
   comm->rank = rank;
+  comm->blocking = config->blocking;
   comm->state = code ? code : SUCCESS;
   comm->polls = code ? 0 : default_polls;
   group->comms[rank] = comm;
@@ -210,29 +248,7 @@ int ncclCommInitRankConfig(struct comm **out, int world, struct unique_id id, in
 end:
   *out = comm;
   pthread_mutex_unlock(&mutex);
-  return status;
-}
-
-int ncclCommGetAsyncError(struct comm *comm, int *state) {
-  pthread_mutex_lock(&mutex);
-  int status = SUCCESS;
-  if (!usable(comm)) {
-    status = INVALID_ARGUMENT;
-  } else if (comm->state) {
-    *state = comm->state;
-  } else if (!comm->ready && (hanging[comm->rank] || comm->group->joined < comm->group->world)) {
-    *state = IN_PROGRESS;
-  } else if (comm->polls > 0) {
-    comm->polls--;
-    *state = IN_PROGRESS;
-  } else {
-    comm->ready = 1;
-    if (comm->window_place) *comm->window_place = comm->window;
-    comm->window_place = NULL;
-    *state = SUCCESS;
-  }
-  pthread_mutex_unlock(&mutex);
-  return status;
+  return settled(comm, status);
 }
 
 static float load(const void *from, size_t index, int dtype) {
@@ -316,7 +332,7 @@ int ncclAllReduce(const void *input, void *output, size_t count, int dtype, int 
     }
   }
   pthread_mutex_unlock(&mutex);
-  return status;
+  return settled(comm, status);
 }
 
 #ifdef WINDOWS
@@ -350,7 +366,7 @@ int ncclCommWindowRegister(struct comm *comm, void *address, size_t bytes, void 
     }
   }
   pthread_mutex_unlock(&mutex);
-  return status;
+  return settled(comm, status);
 }
 
 int ncclCommWindowDeregister(struct comm *comm, struct window *window) {
@@ -382,7 +398,7 @@ static int end(struct comm *comm, int counter) {
     status = INVALID_ARGUMENT;
   } else {
     if (counter == DESTROYS && !comm->ready) counters[MISUSES]++;
-    comm->dead = 1;
+    __atomic_store_n(&comm->dead, 1, __ATOMIC_SEQ_CST);
     counters[counter]++;
     if (VERSION >= 22907) {
       for (int index = 0; index < MAX_WINDOWS; index++) {

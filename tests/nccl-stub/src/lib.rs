@@ -110,9 +110,11 @@ impl Stub {
         unsafe { tell(value) }
     }
 
-    /// Lets the init of `rank` never end.
-    pub fn hang_init(&self, rank: usize) {
-        self.tell("stub_hang_init", rank as i32);
+    /// Lets the init of `rank` not end until it is told otherwise.
+    pub fn hang_init(&self, rank: usize, hang: bool) {
+        let set: unsafe extern "C" fn(c_int, c_int) = self.function("stub_hang_init");
+        // SAFETY: the function stores a number; the ranks of tests are few.
+        unsafe { set(rank as c_int, hang.into()) }
     }
 
     /// Lets the init call of `rank` not return until it is told otherwise.
