@@ -6,9 +6,10 @@
 //! may be waiting for its stream: it aborts NCCL's communicator, whose kernels then leave.
 
 use std::{
+    io,
     ops::Range,
     sync::{Arc, Condvar, Mutex, PoisonError},
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -21,9 +22,11 @@ use crate::{
     Algorithm, Error, Nccl, Options, Result,
     crossover::{NcclFrom, Source},
     meeting::Local,
-    nccl::{AllReduce, Library, Registered, Settings, WarmUp, join},
+    nccl::{self, AllReduce, Library, Registered, Settings, WarmUp, join},
 };
 
+/// Device memory that NCCL's first calls get, if there is as much: as long as messages for which it still changes its ways.
+const MOST_SCRATCH_BYTES: usize = 256 << 20;
 /// What windows of NCCL's start and end at multiples of.
 pub(crate) const WINDOW_BYTES: u64 = 4096;
 /// How often the thread looks.
@@ -41,6 +44,8 @@ pub(crate) struct Handover {
     /// Whether symmetric memory is a window of NCCL's, or why not.
     window: std::result::Result<(), String>,
     over: Arc<Over>,
+    /// The thread.
+    watch: Option<JoinHandle<()>>,
 }
 
 /// NCCL, or why calls can't be handed over to it: the same on every rank.
@@ -128,7 +133,7 @@ impl Handover {
     /// Looks after `nccl` from now on.
     fn new(nccl: Arc<dyn AllReduce>, window: std::result::Result<(), String>, ending: Arc<Ending>) -> Result<Handover> {
         let over = Arc::new(Over::default());
-        let handover = Handover { nccl: nccl.clone(), window, over: over.clone() };
+        let mut handover = Handover { nccl: nccl.clone(), window, over: over.clone(), watch: None };
         let watch = move || {
             while !over.within_a_look() {
                 if let Err(error) = nccl.async_error() {
@@ -140,10 +145,9 @@ impl Handover {
                 }
             }
         };
-        thread::Builder::new()
-            .name("peersum-nccl".into())
-            .spawn(watch)
-            .map_err(|error| Error::System { call: "spawning the thread beside NCCL", reason: error.to_string() })?;
+        let spawned = thread::Builder::new().name("peersum-nccl".into()).spawn(watch);
+        let failed = |error: io::Error| Error::System { call: "spawning NCCL's thread", reason: error.to_string() };
+        handover.watch = Some(spawned.map_err(failed)?);
         Ok(handover)
     }
 
@@ -163,9 +167,9 @@ impl Seat<'_> {
     /// Makes the rank's communicator, warms it up, and registers the symmetric memory; or why not, the same on every rank.
     fn make(&mut self, options: &Options, library: &Result<Arc<Library>>) -> Result<std::result::Result<Made, String>> {
         let _entered = self.device.enter()?;
-        let scratch = Scratch::new(self.device.clone())?;
+        let scratch = Scratch::new(self.device.clone(), MOST_SCRATCH_BYTES)?;
         let stream = Stream::new(self.device.clone())?;
-        let warm = WarmUp { scratch: scratch.address(), stream: stream.handle().cast() };
+        let warm = WarmUp { scratch: scratch.address(), bytes: 4, stream: stream.handle().cast() };
         let shared = (SHARED_BLOCKS / self.sharing).clamp(1, MOST_SHARED_BLOCKS);
         let mut settings = Settings::new(options.timeout);
         settings.max_blocks = (self.sharing > 1).then_some(shared);
@@ -179,10 +183,8 @@ impl Seat<'_> {
                 Ok(communicator) => communicator,
                 Err(declined) => return Ok(Err(declined.reason)),
             };
-            // SAFETY: the context is current, and both are the rank's own until the stream has been waited for, below, or by
-            // the end of the scratch memory.
-            if let Err(declined) = unsafe { communicator.warm_up(self.meeting, warm) }? {
-                return Ok(Err(declined.reason));
+            if let Err(reason) = self.warm_up(&communicator, warm, scratch.bytes(), &stream, options)? {
+                return Ok(Err(reason));
             }
             let bytes = (self.heap.end - self.heap.start).next_multiple_of(WINDOW_BYTES);
             let window = if bytes == 0 {
@@ -202,22 +204,55 @@ impl Seat<'_> {
                     }
                 }
             };
-            let finished = stream.finish(Instant::now() + options.timeout);
-            let finished = self.meeting.all_gather(finished)?;
-            if let Some(rank) = finished.iter().position(|finished| !finished) {
-                communicator.abort();
-                return Ok(Err(format!("NCCL's first all-reduce did not come to its end on rank {rank}")));
+            if window.is_ok() {
+                let heap = WarmUp { scratch: self.heap.start, ..warm };
+                if let Err(reason) = self.warm_up(&communicator, heap, bytes as usize, &stream, options)? {
+                    return Ok(Err(reason));
+                }
             }
             return Ok(Ok((Arc::new(communicator), window)));
         }
         unreachable!("the last attempt registers nothing that could be lost")
     }
+
+    /// Reduces messages of every kind within this memory of zeros, up to `most` bytes. NCCL connects the ranks for an algorithm
+    /// at its first call, by allocations that may wait for what runs on the device: for kernels that wait for ranks whose
+    /// hosts are in that same call. So the first calls are made now, each when nothing of the last runs any more.
+    fn warm_up(
+        &mut self,
+        communicator: &nccl::Communicator,
+        warm: WarmUp,
+        most: usize,
+        stream: &Stream,
+        options: &Options,
+    ) -> Result<std::result::Result<(), String>> {
+        let most = self.meeting.all_gather(most)?.into_iter().min().unwrap_or(0);
+        for bytes in
+            (2..).map(|power| 1usize << (3 * power - 4)).take_while(|&bytes| bytes <= most).chain([most / 4 * 4])
+        {
+            let warm = WarmUp { bytes, ..warm };
+            // SAFETY: the context is current. The memory is the rank's own and has so many bytes, and the stream is waited for
+            // here, or by the end of the memory.
+            if let Err(declined) = unsafe { communicator.warm_up(self.meeting, warm) }? {
+                return Ok(Err(declined.reason));
+            }
+            let finished = self.meeting.all_gather(stream.finish(Instant::now() + options.timeout))?;
+            if let Some(rank) = finished.iter().position(|finished| !finished) {
+                communicator.abort();
+                return Ok(Err(format!("NCCL's first all-reduce of {bytes} B did not come to its end on rank {rank}")));
+            }
+        }
+        Ok(Ok(()))
+    }
 }
 
 impl Drop for Handover {
     fn drop(&mut self) {
-        // The thread isn't waited for: it holds nothing but NCCL's communicator, and leaves at once.
         *self.over.is.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.over.changed.notify_all();
+        // It leaves at once, and must have left: else NCCL's communicator would go by its hand, perhaps as the process ends.
+        if let Some(watch) = self.watch.take() {
+            let _ = watch.join();
+        }
     }
 }

@@ -221,35 +221,53 @@ impl Drop for Record {
     }
 }
 
-/// Four bytes on a device.
+/// Memory on a device for what is done while a group is made: zeros.
 pub(crate) struct Scratch {
     address: sys::CUdeviceptr,
+    bytes: usize,
     device: Arc<Device>,
 }
 
 impl Scratch {
-    pub(crate) fn new(device: Arc<Device>) -> Result<Scratch> {
-        let mut address = 0;
-        {
-            let _entered = device.enter()?;
+    /// So many bytes, or the largest part of them by halves that there is room for.
+    pub(crate) fn new(device: Arc<Device>, most: usize) -> Result<Scratch> {
+        let (mut scratch, mut bytes) = (Scratch { address: 0, bytes: 0, device }, most);
+        let ordinal = Some(scratch.device.ordinal);
+        let stream = Stream::new(scratch.device.clone())?;
+        let device = scratch.device.clone();
+        let _entered = device.enter()?;
+        loop {
             // SAFETY: the context is current and `address` a valid place for the answer.
-            let status = unsafe { sys::cuMemAlloc_v2(&mut address, 4) };
-            check("cuMemAlloc", Some(device.ordinal), status)?;
+            match unsafe { sys::cuMemAlloc_v2(&mut scratch.address, bytes) } {
+                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY if bytes > 4 => bytes = (bytes / 2).max(4),
+                status => break check("cuMemAlloc", ordinal, status)?,
+            }
         }
-        Ok(Scratch { address, device })
+        scratch.bytes = bytes;
+        // SAFETY: the memory has so many bytes, and nobody else knows of it.
+        check("cuMemsetD8Async", ordinal, unsafe { sys::cuMemsetD8Async(scratch.address, 0, bytes, stream.handle) })?;
+        // SAFETY: the stream is ours.
+        check("cuStreamSynchronize", ordinal, unsafe { sys::cuStreamSynchronize(stream.handle) })?;
+        Ok(scratch)
     }
 
     pub(crate) fn address(&self) -> u64 {
         self.address
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
         let Ok(_entered) = self.device.enter() else { return };
-        // SAFETY: `new` allocated it. The driver waits for what still uses it.
-        unsafe {
-            let _ = sys::cuMemFree_v2(self.address);
+        if self.address != 0 {
+            // SAFETY: `new` allocated it. The driver waits for what still uses it.
+            unsafe {
+                let _ = sys::cuMemFree_v2(self.address);
+            }
         }
     }
 }

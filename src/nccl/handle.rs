@@ -181,12 +181,15 @@ impl<T> Handle<T> {
 
     /// What NCCL says of the communicator.
     fn state(&self) -> Result<Status> {
+        self.with(|comm, _| self.state_of(comm))?
+    }
+
+    /// The same, for who has the communicator.
+    fn state_of(&self, comm: Comm) -> Result<Status> {
         let mut state = sys::SUCCESS;
-        let asked = self.with(|comm, _| {
-            // SAFETY: the communicator has not ended, since `with` gives it, and `state` is a valid place for the
-            // answer.
-            unsafe { (self.library.functions().comm_get_async_error)(comm.raw(), &mut state) }
-        })?;
+        // SAFETY: the communicator has not ended, since the caller has it from `open`, and `state` is a valid place for the
+        // answer.
+        let asked = unsafe { (self.library.functions().comm_get_async_error)(comm.raw(), &mut state) };
         self.library.check("ncclCommGetAsyncError", self.rank, asked)?;
         Ok(state)
     }
@@ -237,8 +240,18 @@ impl<T> Handle<T> {
         self.finish("ncclAllReduce", status.map_err(Unsettled::Failed)?, patience)
     }
 
+    /// Asks, unless a call into NCCL is under way, which says itself how it ended: who watches over it must not wait for it.
     pub(super) fn async_error(&self) -> Result<()> {
-        match self.state()? {
+        let open = match self.open.try_lock() {
+            Ok(open) => open,
+            Err(TryLockError::Poisoned(open)) => open.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(()),
+        };
+        let state = match &*open {
+            Some((comm, _)) if !self.has_ended() => self.state_of(*comm)?,
+            _ => return Err(Error::Aborted { by: None }),
+        };
+        match state {
             // Another thread's call, which has not failed yet.
             sys::IN_PROGRESS => Ok(()),
             state => self.library.check("ncclCommGetAsyncError", self.rank, state),

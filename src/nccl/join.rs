@@ -76,10 +76,12 @@ impl From<Declined> for Error {
     }
 }
 
-/// Scratch memory of the device, 4 bytes of it, and a stream to reduce it on.
+/// Scratch memory of the device, and a stream to reduce it on.
 #[derive(Clone, Copy)]
 pub(crate) struct WarmUp {
     pub(crate) scratch: u64,
+    /// How many: a multiple of 4.
+    pub(crate) bytes: usize,
     pub(crate) stream: *mut c_void,
 }
 
@@ -355,7 +357,7 @@ fn attempt(
 }
 
 impl Communicator {
-    /// Reduces one f32 of scratch memory, all ranks together: NCCL connects the ranks at the first call only, and
+    /// Reduces scratch memory as f32, all ranks together: NCCL connects the ranks at the first call only, and
     /// registers windows only after that. If it fails on any rank, all are aborted.
     ///
     /// Returns when the call is enqueued. Not while the stream is being captured.
@@ -364,8 +366,9 @@ impl Communicator {
     ///
     /// As [`AllReduce::all_reduce`], for the scratch memory and the stream.
     pub(crate) unsafe fn warm_up(&self, seat: &mut Local, warm: WarmUp) -> Result<Agreed<()>> {
-        let WarmUp { scratch, stream } = warm;
-        let call = Call { input: scratch, output: scratch, count: 1, dtype: DType::F32, op: ReduceOp::Sum, stream };
+        let WarmUp { scratch, bytes, stream } = warm;
+        let call =
+            Call { input: scratch, output: scratch, count: bytes / 4, dtype: DType::F32, op: ReduceOp::Sum, stream };
         let outcome = self.lockstep.stage(Duration::ZERO, |patience| {
             let handle = self.handle.clone();
             // SAFETY: the caller vouches for the memory and the stream.

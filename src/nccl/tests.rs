@@ -102,7 +102,7 @@ impl Drop for Pages {
 /// A rank that can warm up.
 fn with_scratch<T>(rank: impl FnOnce(WarmUp) -> T) -> T {
     let mut scratch = 1f32;
-    rank(WarmUp { scratch: (&raw mut scratch) as u64, stream: ptr::null_mut() })
+    rank(WarmUp { bytes: 4, scratch: (&raw mut scratch) as u64, stream: ptr::null_mut() })
 }
 
 fn register(communicator: &Communicator, seat: &mut Local, pages: &Pages, range: [usize; 2]) -> Result<Registered> {
