@@ -1,9 +1,10 @@
 //! What the ranks of a group share: their segments, and how the group ended if it did.
 
-use std::{sync::OnceLock, time::Duration};
+use std::time::Duration;
 
 use super::{
     packets::{self, Packets, Region},
+    record,
     segment::Segment,
     sync::{Memory, Ordering},
 };
@@ -17,8 +18,6 @@ pub(super) struct Group {
     pub(super) layout: Layout,
     pub(super) timeout: Duration,
     segments: Vec<Segment>,
-    /// What the first rank that gave up, or the caller who aborted, left for all.
-    failure: OnceLock<Error>,
     #[cfg(any(test, loom, shuttle))]
     pub(super) fault: Fault,
 }
@@ -31,7 +30,6 @@ impl Group {
             layout,
             timeout: options.timeout,
             segments,
-            failure: OnceLock::new(),
             #[cfg(any(test, loom, shuttle))]
             fault: Fault::None,
         })
@@ -43,31 +41,40 @@ impl Group {
 
     /// The group's failure, as rank `rank` can know of it.
     pub(super) fn check(&self, rank: u32) -> Result<()> {
-        if self.segment(rank).load_abort_acquire() == 0 {
-            return Ok(());
+        match self.segment(rank).load_abort_acquire() {
+            0 => Ok(()),
+            word => Err(self.failure(word)),
         }
-        // The failure is set before any abort word.
-        Err(self.failure.get().cloned().unwrap_or(Error::Aborted { by: None }))
     }
 
     /// Ends the group because rank `rank` gave up. Returns what ended it, which is another error if another was first.
+    ///
+    /// For that rank alone, which is in no call afterwards.
     #[cold]
     pub(super) fn give_up(&self, rank: u32, error: Error) -> Error {
-        self.end(1 + rank, error)
+        self.segment(rank).set_record(record::to_words(&error));
+        self.end(1 + rank)
     }
 
     /// Ends the group because the caller asked.
     #[cold]
     pub(super) fn abort(&self) {
-        self.end(PEERSUM_ABORT_BY_HOST, Error::Aborted { by: None });
+        self.end(PEERSUM_ABORT_BY_HOST);
     }
 
-    fn end(&self, word: u32, error: Error) -> Error {
-        let failure = self.failure.get_or_init(|| error).clone();
+    fn end(&self, word: u32) -> Error {
+        let first = self.segment(0).enter_first(word);
         for segment in &self.segments {
-            segment.store_abort_release(word);
+            segment.store_abort_release(first);
         }
-        failure
+        self.failure(first)
+    }
+
+    /// What an abort word says.
+    fn failure(&self, word: u32) -> Error {
+        let by = (word != PEERSUM_ABORT_BY_HOST).then(|| word as usize - 1);
+        let record = by.and_then(|rank| self.segments.get(rank)).map(Segment::record);
+        record.and_then(record::from_words).unwrap_or(Error::Aborted { by })
     }
 
     /// The half of the staging that round `epoch` uses.

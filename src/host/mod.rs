@@ -12,6 +12,7 @@ mod loom_rounds;
 mod packet_exchange;
 mod packets;
 mod priors;
+mod record;
 mod reduce;
 mod segment;
 #[cfg(all(test, shuttle))]
