@@ -46,6 +46,8 @@ pub mod protocol;
 
 pub use dtype::{DType, Element};
 pub use error::{Error, Phase, Result};
+#[cfg(not(any(loom, shuttle)))]
+pub use meeting::Meeting;
 pub use op::ReduceOp;
 pub use options::{Nccl, Options, Overlap, TableFrom};
 pub use protocol::{

@@ -8,16 +8,22 @@ use super::{
     segment::Segment,
     sync::{Memory, Ordering},
 };
+#[cfg(not(any(loom, shuttle)))]
+use crate::meeting::{Life, Lifelines, Seat};
 use crate::{
     Error, Options, Result,
     protocol::{bindings::PEERSUM_ABORT_BY_HOST, call, layout::Layout},
 };
 
-/// The shared side of a group. Every rank holds it by `Arc`, so no segment goes away while a peer may still touch it.
+/// The shared side of a group. Ranks that are threads hold one by `Arc`, those that are processes each have their own, of
+/// the same memory: so no segment goes away while a peer may still touch it.
 pub(super) struct Group {
     pub(super) layout: Layout,
     pub(super) timeout: Duration,
     segments: Vec<Segment>,
+    /// By which a rank that is a process sees whether others still are. Dropping them says that it leaves.
+    #[cfg(not(any(loom, shuttle)))]
+    lifelines: Option<Lifelines>,
     #[cfg(any(test, loom, shuttle))]
     pub(super) fault: Fault,
 }
@@ -30,9 +36,54 @@ impl Group {
             layout,
             timeout: options.timeout,
             segments,
+            #[cfg(not(any(loom, shuttle)))]
+            lifelines: None,
             #[cfg(any(test, loom, shuttle))]
             fault: Fault::None,
         })
+    }
+
+    /// The group of the ranks of a meeting of processes. Returns once all have it.
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) fn join(layout: Layout, options: &Options, seat: &mut Seat) -> Result<Group> {
+        Memory::check_room(Packets::new(&layout).segment_bytes().saturating_mul(layout.world.into()))?;
+        let (own, file) = Segment::shared(&layout, options.first_epoch)?;
+        let (mut own, rank) = (Some(own), seat.rank());
+        let files = seat.all_gather_fds(vec![file])?;
+        let segments = files.iter().enumerate().map(|(peer, files)| match files.first() {
+            _ if peer == rank => own.take().ok_or(Error::RankTaken { rank }),
+            Some(file) => Segment::open(&layout, file)
+                .map_err(|error| Error::PeerFailed { peer, reason: format!("{error}, on rank {rank}") }),
+            None => Err(Error::PeerFailed { peer, reason: "it handed round no segment".into() }),
+        });
+        let segments = segments.collect::<Result<_>>()?;
+        let lifelines = Some(Lifelines::hand_round(seat)?);
+        // Nobody goes ahead before all can follow.
+        seat.all_gather(())?;
+        Ok(Group {
+            layout,
+            timeout: options.timeout,
+            segments,
+            lifelines,
+            #[cfg(test)]
+            fault: Fault::None,
+        })
+    }
+
+    /// Why rank `rank` waits for `peer` in vain, if it is a process that has left or is gone.
+    pub(super) fn lost(&self, rank: u32, peer: u32) -> Option<Error> {
+        #[cfg(not(any(loom, shuttle)))]
+        if let Some(lifelines) = &self.lifelines {
+            let life = lifelines.look(peer as usize);
+            let (rank, peer) = (rank as usize, peer as usize);
+            return match life {
+                Life::Here => None,
+                Life::Left => Some(Error::PeerLeft { rank, peer }),
+                Life::Gone => Some(Error::PeerGone { rank, peer }),
+            };
+        }
+        let _ = (rank, peer);
+        None
     }
 
     pub(super) fn segment(&self, rank: u32) -> &Segment {

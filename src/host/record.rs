@@ -79,8 +79,7 @@ fn code(phase: Phase) -> u32 {
 }
 
 fn phase(code: u8) -> Option<Phase> {
-    let phases =
-        [Phase::Exchange, Phase::ReduceScatter, Phase::AllGather, Phase::Entry, Phase::Exit, Phase::Gate];
+    let phases = [Phase::Exchange, Phase::ReduceScatter, Phase::AllGather, Phase::Entry, Phase::Exit, Phase::Gate];
     phases.into_iter().find(|&phase| self::code(phase) == u32::from(code))
 }
 

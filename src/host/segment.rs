@@ -1,6 +1,8 @@
 //! One rank's segment: the words and slots of `protocol::layout`, by name.
 
 use std::mem::offset_of;
+#[cfg(not(any(loom, shuttle)))]
+use std::os::fd::OwnedFd;
 
 use super::{
     packets::{Packets, Region},
@@ -26,12 +28,29 @@ pub(super) struct Segment {
 impl Segment {
     /// A segment with no flag set and no packet, whose blocks have all finished `first_epoch` in both regions.
     pub(super) fn new(layout: &Layout, first_epoch: u32) -> Result<Segment> {
-        let segment = Segment { layout: *layout, packets: Packets::new(layout), memory: Memory::new(layout)? };
+        Ok(Segment::fresh(layout, first_epoch, Memory::new(layout)?))
+    }
+
+    /// Such a segment, and the descriptor by which other processes open it.
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) fn shared(layout: &Layout, first_epoch: u32) -> Result<(Segment, OwnedFd)> {
+        let (memory, file) = Memory::shared(layout)?;
+        Ok((Segment::fresh(layout, first_epoch, memory), file))
+    }
+
+    /// The segment of a rank that is another process.
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) fn open(layout: &Layout, file: &OwnedFd) -> Result<Segment> {
+        Ok(Segment { layout: *layout, packets: Packets::new(layout), memory: Memory::open(layout, file)? })
+    }
+
+    fn fresh(layout: &Layout, first_epoch: u32, memory: Memory) -> Segment {
+        let segment = Segment { layout: *layout, packets: Packets::new(layout), memory };
         for block in 0..layout.max_blocks {
             segment.set_epoch(Region::Flags, block, first_epoch);
             segment.set_epoch(Region::Packets, block, first_epoch);
         }
-        Ok(segment)
+        segment
     }
 
     pub(super) fn bytes(&self) -> usize {

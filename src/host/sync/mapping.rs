@@ -2,11 +2,12 @@
 
 use std::{
     fs as files,
+    os::fd::{AsFd, OwnedFd},
     ptr::{self, NonNull},
 };
 
 use rustix::{
-    fs::{self, FallocateFlags, MemfdFlags},
+    fs::{self, FallocateFlags, MemfdFlags, SealFlags},
     mm::{self, MapFlags, ProtFlags},
     param,
 };
@@ -34,16 +35,14 @@ impl Memory {
     /// Memory for a segment of this layout. The pages are reserved here, so that a machine without room for them answers
     /// with an error now and not with SIGBUS in a call.
     pub(in crate::host) fn new(layout: &Layout) -> Result<Memory> {
-        let failed = |call| move |errno: rustix::io::Errno| Error::System { call, reason: errno.to_string() };
-        let wanted = Packets::new(layout).segment_bytes();
-        let bytes = usize::try_from(wanted)
-            .ok()
-            .and_then(|bytes| bytes.checked_next_multiple_of(param::page_size()))
-            .ok_or_else(|| Error::System {
-            call: "sizing a segment",
-            reason: format!("{wanted} bytes are more than memory can be addressed by"),
-        })?;
-        let file = fs::memfd_create("peersum", MemfdFlags::CLOEXEC).map_err(failed("memfd_create for a segment"))?;
+        Memory::shared(layout).map(|(memory, _)| memory)
+    }
+
+    /// Such memory, and the descriptor by which other processes [open](Memory::open) it. Its size can't change any more.
+    pub(in crate::host) fn shared(layout: &Layout) -> Result<(Memory, OwnedFd)> {
+        let bytes = bytes_of(layout)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = fs::memfd_create("peersum", flags).map_err(failed("memfd_create for a segment"))?;
         fs::ftruncate(&file, bytes as u64).map_err(failed("ftruncate of a segment"))?;
         // EINTR is the one failure that a second try cures.
         loop {
@@ -52,6 +51,27 @@ impl Memory {
                 result => break result.map_err(failed("fallocate of a segment"))?,
             }
         }
+        fs::fcntl_add_seals(&file, SEALS).map_err(failed("sealing a segment"))?;
+        Ok((Memory::map(&file, bytes)?, file))
+    }
+
+    /// The memory of another process, for a segment of this layout. What could shrink under this process, and end it by
+    /// SIGBUS, is refused, as is what has another size.
+    pub(in crate::host) fn open(layout: &Layout, file: &OwnedFd) -> Result<Memory> {
+        let bytes = bytes_of(layout)?;
+        let refused = |reason: String| Error::System { call: "opening a peer's segment", reason };
+        let seals = fs::fcntl_get_seals(file).map_err(|errno| refused(format!("it has no seals: {errno}")))?;
+        if !seals.contains(SEALS) {
+            return Err(refused("its size is not sealed".into()));
+        }
+        let size = fs::fstat(file).map_err(failed("fstat of a peer's segment"))?.st_size;
+        if u64::try_from(size) != Ok(bytes as u64) {
+            return Err(refused(format!("it has {size} bytes, not {bytes}")));
+        }
+        Memory::map(file, bytes)
+    }
+
+    fn map(file: &OwnedFd, bytes: usize) -> Result<Memory> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this program.
         let base = unsafe {
             mm::mmap(
@@ -59,7 +79,7 @@ impl Memory {
                 bytes,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED | MapFlags::POPULATE,
-                &file,
+                file.as_fd(),
                 0,
             )
         }
@@ -168,6 +188,23 @@ impl Drop for Memory {
     }
 }
 
+/// What a segment's file may never do again.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Bytes of a segment of this layout, in whole pages.
+fn bytes_of(layout: &Layout) -> Result<usize> {
+    let wanted = Packets::new(layout).segment_bytes();
+    let bytes = usize::try_from(wanted).ok().and_then(|bytes| bytes.checked_next_multiple_of(param::page_size()));
+    bytes.ok_or_else(|| Error::System {
+        call: "sizing a segment",
+        reason: format!("{wanted} bytes are more than memory can be addressed by"),
+    })
+}
+
+fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
+    move |errno| Error::System { call, reason: errno.to_string() }
+}
+
 /// What /proc/meminfo says can be had without swapping.
 fn available_bytes(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -211,5 +248,28 @@ mod tests {
             let outside = std::panic::AssertUnwindSafe(|| memory.word_64(offset));
             assert!(std::panic::catch_unwind(outside).is_err(), "{offset}");
         }
+    }
+
+    #[test]
+    fn a_segment_is_opened_as_it_was_made_or_not_at_all() {
+        let layout = Layout::new(2, 1, 4 * 128).unwrap();
+        let (memory, file) = Memory::shared(&layout).unwrap();
+        let other = Memory::open(&layout, &file).unwrap();
+        memory.word_64(0).store(42, super::super::Ordering::Relaxed);
+        assert_eq!(other.word_64(0).load(super::super::Ordering::Relaxed), 42);
+        assert!(fs::ftruncate(&file, 0).is_err(), "sealed");
+
+        let refused = |file: &OwnedFd, words: &str| {
+            let error = Memory::open(&layout, file).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        let longer = Memory::shared(&Layout::new(2, 1, 1 << 20).unwrap()).unwrap().1;
+        refused(&longer, "bytes, not");
+        let open = fs::memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        fs::ftruncate(&open, memory.bytes() as u64).unwrap();
+        refused(&open, "not sealed");
+        fs::fcntl_add_seals(&open, SealFlags::GROW | SealFlags::SEAL).unwrap();
+        refused(&open, "not sealed");
+        refused(&files::File::open("/dev/null").unwrap().into(), "no seals");
     }
 }
