@@ -25,6 +25,8 @@ use crate::{Error, Result};
 const TO_GREET: Duration = Duration::from_secs(5);
 /// Connections that have not said who they are. The oldest goes when there are more, and comes again if it is a rank.
 const MOST_PENDING: usize = 256;
+/// How long ranks that are not there yet are told that there will be no group: such as were started together come together.
+const TO_BE_TOLD: Duration = Duration::from_millis(300);
 /// How long the system's own shortages are waited out.
 const A_MOMENT: Duration = Duration::from_millis(1);
 
@@ -50,6 +52,10 @@ pub(super) struct Hub {
     guests: Vec<Option<Guest>>,
     /// The round that rank 0 is in, or was in last.
     round: u32,
+    /// Why there will be no group.
+    verdict: Option<Verdict>,
+    /// Ranks that have been told so as they came.
+    refused: Vec<u32>,
 }
 
 /// A connection that has not said who it is.
@@ -86,7 +92,7 @@ impl Hub {
     /// A hub that nobody has come to yet.
     pub(super) fn new(me: Me, entrances: Vec<Entrance>) -> Hub {
         let guests = (1..me.world).map(|_| None).collect();
-        Hub { me, entrances, pending: VecDeque::new(), guests, round: 0 }
+        Hub { me, entrances, pending: VecDeque::new(), guests, round: 0, verdict: None, refused: Vec::new() }
     }
 
     /// Waits until all ranks are seated.
@@ -96,7 +102,10 @@ impl Hub {
                 let missing = self.missing(|guest| guest.is_some());
                 if Instant::now() >= until && !missing.is_empty() { Err(timed_out(missing, started)) } else { Ok(()) }
             });
-            turn.map_err(|verdict| self.end(verdict))?;
+            if let Err(verdict) = turn {
+                self.tell_who_comes(&verdict);
+                return Err(self.end(verdict));
+            }
         }
         self.entrances.clear();
         self.pending.clear();
@@ -109,40 +118,40 @@ impl Hub {
     pub(super) fn gather(&mut self, bytes: Vec<u8>, descriptors: Vec<OwnedFd>, until: Instant) -> Result<Vec<Shared>> {
         let started = Instant::now();
         self.round += 1;
-        let own = Shared { bytes, descriptors: Arc::new(descriptors) };
         let mut shared: Vec<Option<Shared>> = (0..self.me.world).map(|_| None).collect();
-        self.pass_on(0, &own)?;
-        shared[0] = Some(own);
+        shared[0] = Some(Shared { bytes, descriptors: Arc::new(descriptors) });
+        let mut passed_on = false;
         loop {
-            for rank in 1..self.me.world {
-                let Some(guest) = &mut self.guests[rank - 1] else { continue };
-                if shared[rank].is_none()
-                    && let Some(share) = guest.shares.pop_front()
-                {
-                    self.pass_on(rank, &share)?;
-                    shared[rank] = Some(share);
+            for (share, guest) in shared[1..].iter_mut().zip(&mut self.guests) {
+                if let (None, Some(guest)) = (&share, guest) {
+                    *share = guest.shares.pop_front();
+                }
+            }
+            // All or nothing: a rank that is too late must not find that it has everything.
+            if !passed_on && shared.iter().all(Option::is_some) {
+                passed_on = true;
+                for (rank, share) in shared.iter().enumerate() {
+                    self.pass_on(rank, share.as_ref().unwrap_or_else(|| unreachable!("all have shared")))?;
                 }
             }
             let turn = self.flush().and_then(|()| {
-                let left = (1..self.me.world).find(|&rank| {
-                    let guest = self.guests[rank - 1].as_ref();
-                    guest.is_none_or(|guest| guest.closed && (shared[rank].is_none() || !guest.outbox.is_empty()))
+                let left = self.guests.iter().zip(&shared[1..]).position(|(guest, share)| {
+                    let guest = guest.as_ref();
+                    guest.is_none_or(|guest| guest.closed && (share.is_none() || !guest.outbox.is_empty()))
                 });
-                match left {
-                    Some(rank) => Err(Verdict::Gone { peer: rank as u32 }),
-                    None => Ok(()),
-                }
+                left.map_or(Ok(()), |index| Err(Verdict::Gone { peer: index as u32 + 1 }))
             });
             turn.map_err(|verdict| self.end(verdict))?;
-            if shared.iter().all(Option::is_some) && self.guests.iter().flatten().all(|guest| guest.outbox.is_empty()) {
+            let told = |guest: &Option<Guest>| guest.as_ref().is_none_or(|guest| guest.outbox.is_empty());
+            if passed_on && self.guests.iter().all(told) {
                 return Ok(shared.into_iter().flatten().collect());
             }
             if Instant::now() >= until {
-                let missing = (0..self.me.world).filter(|&rank| {
-                    shared[rank].is_none()
-                        || rank > 0 && self.guests[rank - 1].as_ref().is_some_and(|guest| !guest.outbox.is_empty())
-                });
-                let missing = missing.map(|rank| rank as u32).collect();
+                let late = |&rank: &u32| match rank as usize {
+                    0 => false,
+                    rank => shared[rank].is_none() || !told(&self.guests[rank - 1]),
+                };
+                let missing = (0..self.me.world as u32).filter(late).collect();
                 return Err(self.end(timed_out(missing, started)));
             }
             self.turn(until).map_err(|verdict| self.end(verdict))?;
@@ -152,6 +161,30 @@ impl Hub {
     /// Tells all others why rank 0 failed.
     pub(super) fn leave(mut self, reason: String) {
         self.end(Verdict::Failed { peer: 0, reason });
+    }
+
+    /// Tells those ranks of a meeting that has ended who come a little later.
+    fn tell_who_comes(&mut self, verdict: &Verdict) {
+        let message = Message::End(verdict.clone()).to_bytes();
+        let mut told = vec![false; self.guests.len()];
+        let until = Instant::now() + TO_BE_TOLD;
+        self.verdict = Some(verdict.clone());
+        loop {
+            for (guest, told) in self.guests.iter_mut().zip(&mut told) {
+                if let Some(guest) = guest.take() {
+                    let _ = guest.packets.send(&message, &[]);
+                    *told = true;
+                }
+            }
+            for &rank in &self.refused {
+                told.get_mut((rank as usize).wrapping_sub(1)).map(|told| *told = true);
+            }
+            if told.iter().all(|&told| told) || Instant::now() >= until {
+                return;
+            }
+            // Whatever else may be wrong by now is a consequence.
+            let _ = self.turn(until);
+        }
     }
 
     /// Ends the meeting for this reason. What rank 0 returns.
@@ -295,7 +328,9 @@ impl Hub {
         };
         let sent = pending.channel.line().say(&answer.to_bytes(&pending.secret, &pending.nonce, &hello.nonce));
         if let Some(verdict) = verdict {
-            return Err(verdict);
+            self.refused.push(hello.rank);
+            // Once it has ended nothing more can be wrong with it.
+            return if self.verdict.is_some() { Ok(()) } else { Err(verdict) };
         }
         if let (Channel::Unix(packets), true) = (pending.channel, sent) {
             self.guests[hello.rank as usize - 1] =
@@ -306,6 +341,9 @@ impl Hub {
 
     /// What is wrong with a rank that knows the secret.
     fn judge(&self, hello: &Hello) -> Option<Verdict> {
+        if self.verdict.is_some() {
+            return self.verdict.clone();
+        }
         let peer = hello.rank;
         let terms = match &hello.terms {
             Some(terms) if hello.version == self.me.version => terms,

@@ -187,6 +187,9 @@ impl Packets {
     pub(super) fn send(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<bool, Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut beside = SendAncillaryBuffer::new(&mut space);
+        if descriptors.len() > MOST_DESCRIPTORS {
+            return Err(Errno::INVAL);
+        }
         if !descriptors.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(descriptors)) {
             return Err(Errno::INVAL);
         }

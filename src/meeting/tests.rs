@@ -90,6 +90,7 @@ fn descriptors_reach_every_rank() {
                     let pipe = fds.into_iter().next().unwrap();
                     std::fs::File::from(pipe).write_all(&[seat.rank() as u8]).unwrap();
                 }
+                drop(seat); // threads keep what they lay down until they leave
                 let mut from = Vec::new();
                 own.read_to_end(&mut from).unwrap();
                 from.sort_unstable();
