@@ -277,6 +277,7 @@ impl Hub {
         for _ in 0..MOST_PENDING {
             let (channel, secret) = match &self.entrances[index] {
                 Entrance::Unix(listener, secret) => match listener.accept() {
+                    Ok(Some(packets)) if packets.stranger().is_some() => continue,
                     Ok(Some(packets)) => (Channel::Unix(packets), secret.clone()),
                     Ok(None) => return Ok(()),
                     Err(_) => {

@@ -94,16 +94,11 @@ impl Listener {
         Ok(listener)
     }
 
-    /// The next connection of a process of this user; `None` if there is none left. Those of others are closed.
+    /// The next connection, whoever's it is; `None` if there is none left.
     pub(super) fn accept(&self) -> Result<Option<Packets>, Errno> {
         loop {
             match net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => {
-                    let packets = Packets(socket);
-                    if packets.stranger().is_none() {
-                        return Ok(Some(packets));
-                    }
-                }
+                Ok(socket) => return Ok(Some(Packets(socket))),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(errno) => return Err(errno),
