@@ -34,6 +34,9 @@ pub mod crossover;
 pub mod cuda;
 mod dtype;
 mod error;
+#[cfg(all(fuzzing, not(any(loom, shuttle))))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod host;
 #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
 pub mod interop;

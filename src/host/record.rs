@@ -83,6 +83,16 @@ fn phase(code: u8) -> Option<Phase> {
     phases.into_iter().find(|&phase| self::code(phase) == u32::from(code))
 }
 
+/// From any bytes, as a peer's memory may hold.
+#[cfg(fuzzing)]
+pub(in crate::host) fn fuzz(bytes: &[u8]) {
+    let mut words = [0; WORDS];
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(size_of::<u64>())) {
+        *word = bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+    }
+    let _ = from_words(words).map(|error| error.to_string());
+}
+
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use proptest::prelude::*;

@@ -202,6 +202,19 @@ fn start_time(stat: &str) -> Option<&str> {
     rest.split_ascii_whitespace().nth(22 - 3)
 }
 
+#[cfg(fuzzing)]
+pub(super) fn fuzz(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let values: Vec<&str> = text.split('\0').collect();
+    let names = LAUNCHERS.iter().flat_map(|launcher| [launcher.rank, launcher.world[0], launcher.local_rank]);
+    let names: Vec<_> = names.chain(JOB).chain([SECRET, GROUP]).collect();
+    let _ = read(&|name| {
+        let value = values.get(names.iter().position(|&known| known == name)?)?;
+        (!value.is_empty()).then(|| (*value).to_owned())
+    });
+    start_time(&text);
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

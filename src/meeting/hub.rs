@@ -177,7 +177,9 @@ impl Hub {
                 }
             }
             for &rank in &self.refused {
-                told.get_mut((rank as usize).wrapping_sub(1)).map(|told| *told = true);
+                if let Some(told) = told.get_mut((rank as usize).wrapping_sub(1)) {
+                    *told = true;
+                }
             }
             if told.iter().all(|&told| told) || Instant::now() >= until {
                 return;

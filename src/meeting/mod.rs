@@ -44,3 +44,12 @@ pub(crate) use {
     seat::Seat,
     wire::Wire,
 };
+
+/// Gives the bytes to every parser of this module.
+#[cfg(all(fuzzing, not(any(loom, shuttle))))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    message::fuzz(bytes);
+    socket::fuzz(bytes);
+    place::fuzz(bytes);
+    environment::fuzz(bytes);
+}

@@ -187,7 +187,7 @@ impl Meeting {
         }
         let me = Me::here(rank, world);
         let until = soon(self.timeout);
-        self.open_as(me, until, patience).map(Seat::Processes)
+        self.open_as(me, until, patience).map(Seat::from)
     }
 
     pub(super) fn open_as(&self, me: Me, until: Instant, patience: Duration) -> Result<Processes> {
@@ -306,7 +306,7 @@ pub(crate) fn meet_through(
     let until = soon(patience);
     let entrances = || Ok(listener.into_iter().map(|listener| Entrance::Unix(listener, secret.clone())).collect());
     let way = || Ok(Way::Unix(vec![(Door::Abstract(secret.name()), secret.clone())]));
-    Processes::meet(me, entrances, way, until, patience).map(Seat::Processes)
+    Processes::meet(me, entrances, way, until, patience).map(Seat::from)
 }
 
 /// What a rank tells by the caller's all-gather.
@@ -526,6 +526,15 @@ fn host_and_port(address: &str) -> Option<(&str, u16)> {
     };
     let port = port.parse().ok().filter(|&port| port != 0)?;
     (!host.is_empty()).then_some((host, port))
+}
+
+#[cfg(fuzzing)]
+pub(super) fn fuzz(bytes: &[u8]) {
+    let me = Me { rank: 0, world: 1, version: "1.2.3".into(), boot: "boot".into() };
+    let (version, boot) = (me.version.clone(), me.boot.clone());
+    let own = Card { protocol: PROTOCOL, rank: 0, world: 1, version, boot, namespace: String::new(), key: None };
+    let _ = judge(&me, &own, &[bytes.to_vec()]);
+    host_and_port(&String::from_utf8_lossy(bytes));
 }
 
 #[cfg(test)]

@@ -11,7 +11,13 @@ pub(crate) enum Seat {
     /// Among threads of this process.
     Threads(Local),
     /// Among processes of this machine.
-    Processes(Processes),
+    Processes(Box<Processes>),
+}
+
+impl From<Processes> for Seat {
+    fn from(processes: Processes) -> Seat {
+        Seat::Processes(Box::new(processes))
+    }
 }
 
 impl Seat {

@@ -355,6 +355,11 @@ pub(super) fn wait(sockets: &[(BorrowedFd<'_>, bool)], until: Instant) -> Result
     }
 }
 
+#[cfg(fuzzing)]
+pub(super) fn fuzz(bytes: &[u8]) {
+    unframed(bytes);
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

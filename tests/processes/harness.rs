@@ -199,7 +199,10 @@ fn perform(communicators: &mut Vec<Communicator>, words: &[&str]) -> Result<Stri
                 let descriptor = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
                 let _ = rustix::io::fcntl_setfd(descriptor, rustix::io::FdFlags::empty());
             }
-            let heir = Command::new("sleep").arg("20").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+            let mut heir = Command::new("sleep");
+            heir.arg("20").stdin(Stdio::null()).stdout(Stdio::null());
+            #[expect(clippy::zombie_processes, reason = "the test kills both, this process first")]
+            let heir = heir.spawn().unwrap();
             return Ok(heir.id().to_string());
         }
         "epochs" => return Ok(format!("{:?}", communicators[0].epochs())),
