@@ -2,6 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader, Write},
+    os::unix::process::CommandExt,
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{self, Receiver},
     time::{Duration, Instant},
@@ -30,6 +31,11 @@ pub struct Rank {
 impl Rank {
     /// A process with these variables in its environment, and none that a launcher sets beside them.
     pub fn start(variables: &[(&str, &str)]) -> Rank {
+        Rank::start_as(None, variables).expect("this executable can be started")
+    }
+
+    /// The same as another user.
+    pub fn start_as(user: Option<u32>, variables: &[(&str, &str)]) -> std::io::Result<Rank> {
         let mut command = Command::new(std::env::current_exe().unwrap());
         for name in
             ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PEERSUM_SECRET", "PEERSUM_GROUP"]
@@ -38,7 +44,10 @@ impl Rank {
         }
         command.args(["--exact", "harness::obey", "--nocapture", "--test-threads=1"]);
         command.env("PEERSUM_TEST_OBEY", "1").envs(variables.iter().copied());
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        if let Some(user) = user {
+            command.uid(user);
+        }
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (commands, lines) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()).lines());
         let (send, answers) = mpsc::channel();
         std::thread::spawn(move || {
@@ -49,7 +58,7 @@ impl Rank {
                 }
             }
         });
-        Rank { child, commands, answers }
+        Ok(Rank { child, commands, answers })
     }
 
     /// The ranks of a job of so many, as `peersum launch` would start them.

@@ -91,6 +91,29 @@ fn a_foreign_peer_is_named() {
     assert!(!std::path::Path::new(&path).exists());
 }
 
+/// Whatever the secret: the system tells whose a socket is.
+#[test]
+fn a_process_of_another_user_joins_nothing() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can start processes of another user");
+        return;
+    }
+    const NOBODY: u32 = 65534;
+    let secret = secret();
+    let variables = |rank| [("PEERSUM_RANK", rank), ("PEERSUM_WORLD_SIZE", "2"), ("PEERSUM_SECRET", &secret[..])];
+    for stranger in ["0", "1"] {
+        let mut ranks = ["0", "1"].map(|rank| {
+            let user = (rank == stranger).then_some(NOBODY);
+            Rank::start_as(user, &variables(rank)).expect("a place where all users can start this executable")
+        });
+        ranks.iter_mut().for_each(|rank| rank.tell("meet wait=500"));
+        let answers = ranks.each_mut().map(Rank::answer);
+        assert!(answers[0].starts_with("MeetingTimeout { rank: 0, missing: [1]"), "{answers:?}");
+        let whose = if stranger == "0" { "user id 65534" } else { "user id 0" };
+        assert!(answers[1].starts_with("ForeignPeer") && answers[1].contains(whose), "{answers:?}");
+    }
+}
+
 #[test]
 fn an_environment_that_makes_no_sense_is_named() {
     for (variables, expected) in [
