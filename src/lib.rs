@@ -1,7 +1,7 @@
 //! All-reduce across the GPUs, or the CPU cores, of one machine.
 //!
 //! Every rank holds a `Communicator`: [`cuda::Communicator`] where ranks are GPUs, [`host::Communicator`] where they
-//! are threads of the CPU. Both have the same verbs and run the same protocol, described in [`protocol`].
+//! are threads, or processes, of the CPU. Both have the same verbs and run the same protocol, described in [`protocol`].
 //!
 //! What holds for every call, on both backends:
 //!

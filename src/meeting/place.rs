@@ -78,7 +78,8 @@ impl Meeting {
     /// No port is used, not even `MASTER_PORT`: ranks meet at an abstract Unix socket whose name follows from the job. The
     /// secret is `PEERSUM_SECRET`, which `peersum launch` sets anew for each job. Without it there are two: one of what
     /// processes of this user alone can see of the ranks' common parent, and one of the variables that name the job. The
-    /// latter can be guessed: that keeps nobody else's process in, but may keep the group out.
+    /// latter can be guessed: that lets nobody else's process in, but may keep the group out. MPICH has no variable that
+    /// names the job, so ranks that it starts through scripts, which have no common parent, need `PEERSUM_SECRET`.
     ///
     /// # Errors
     ///
