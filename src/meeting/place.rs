@@ -331,16 +331,14 @@ impl Wire for Card {
         self.world.put(out);
         self.boot.put(out);
         self.namespace.put(out);
-        self.key.map_or(Vec::new(), Vec::from).put(out);
+        self.key.put(out);
     }
 
     fn take(from: &mut &[u8]) -> Option<Card> {
         let (protocol, version) = (u16::take(from)?, String::take(from)?);
         let (rank, world) = (u32::take(from)?, u32::take(from)?);
         let (boot, namespace) = (String::take(from)?, String::take(from)?);
-        let key = Vec::<u8>::take(from)?;
-        let key = if key.is_empty() { None } else { Some(key.try_into().ok()?) };
-        Some(Card { protocol, rank, world, version, boot, namespace, key })
+        Some(Card { protocol, rank, world, version, boot, namespace, key: Wire::take(from)? })
     }
 }
 

@@ -343,7 +343,8 @@ fn ten_thousand_hostile_messages_keep_nobody_from_meeting() {
                     };
                     // The last rank comes when they have done their worst.
                     let wait = |count: usize| {
-                        while rank + 1 == WORLD && others.load(Ordering::Relaxed) < count {
+                        let until = Instant::now() + PATIENCE;
+                        while rank + 1 == WORLD && others.load(Ordering::Relaxed) < count && Instant::now() < until {
                             thread::sleep(Duration::from_millis(1));
                         }
                     };
@@ -358,14 +359,16 @@ fn ten_thousand_hostile_messages_keep_nobody_from_meeting() {
             let mut recorded = Vec::new();
             let mut silent = Vec::new();
             let mut number = 0u64;
-            while others.load(Ordering::Relaxed) < HOSTILE {
+            // Where the ranks have given up there is nobody left to attack.
+            let until = Instant::now() + PATIENCE;
+            while others.load(Ordering::Relaxed) < HOSTILE && Instant::now() < until {
                 if let Ok(Some(packets)) = Packets::connect(&Door::Path(path.clone())) {
                     attack(packets, number, &mut recorded, &mut silent);
                     others.fetch_add(1, Ordering::Relaxed);
                 }
                 number += 1;
             }
-            while others.load(Ordering::Relaxed) < HOSTILE + HOSTILE / 10 {
+            while others.load(Ordering::Relaxed) < HOSTILE + HOSTILE / 10 && Instant::now() < until {
                 if let Ok(stream) = super::socket::Stream::connect(&([127, 0, 0, 1], port).into(), Instant::now()) {
                     attack(stream, number, &mut recorded, &mut silent);
                     others.fetch_add(1, Ordering::Relaxed);

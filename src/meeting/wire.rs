@@ -63,16 +63,45 @@ impl<const N: usize> Wire for [u8; N] {
     }
 }
 
-/// Bytes with their number before them.
-impl Wire for Vec<u8> {
+/// As 0 or 1.
+impl Wire for bool {
     fn put(&self, out: &mut Vec<u8>) {
-        (self.len() as u32).put(out);
-        out.extend(self);
+        u8::from(*self).put(out);
     }
 
     fn take(from: &mut &[u8]) -> Option<Self> {
-        let count = u32::take(from)?;
-        take_bytes(from, count as usize).map(<[u8]>::to_vec)
+        match u8::take(from)? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+}
+
+impl Wire for usize {
+    fn put(&self, out: &mut Vec<u8>) {
+        (*self as u64).put(out);
+    }
+
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        u64::take(from)?.try_into().ok()
+    }
+}
+
+/// With their number before them.
+impl<T: Wire> Wire for Vec<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.len() as u32).put(out);
+        self.iter().for_each(|value| value.put(out));
+    }
+
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        let count = u32::take(from)? as usize;
+        // Values without bytes can't be more either, so that a number alone keeps nobody busy.
+        if count > from.len() {
+            return None;
+        }
+        (0..count).map(|_| T::take(from)).collect()
     }
 }
 
@@ -83,20 +112,32 @@ impl Wire for String {
     }
 
     fn take(from: &mut &[u8]) -> Option<Self> {
-        String::from_utf8(Vec::take(from)?).ok()
+        let count = u32::take(from)? as usize;
+        String::from_utf8(take_bytes(from, count)?.to_vec()).ok()
     }
 }
 
-impl Wire for Vec<u32> {
+impl<T: Wire> Wire for Option<T> {
     fn put(&self, out: &mut Vec<u8>) {
-        (self.len() as u32).put(out);
-        self.iter().for_each(|number| number.put(out));
+        self.is_some().put(out);
+        if let Some(value) = self {
+            value.put(out);
+        }
     }
 
     fn take(from: &mut &[u8]) -> Option<Self> {
-        let count = u32::take(from)? as usize;
-        let bytes = take_bytes(from, count.checked_mul(size_of::<u32>())?)?;
-        bytes.chunks_exact(size_of::<u32>()).map(u32::from_bytes).collect()
+        Some(if bool::take(from)? { Some(T::take(from)?) } else { None })
+    }
+}
+
+impl<A: Wire, B: Wire> Wire for (A, B) {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+        self.1.put(out);
+    }
+
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        Some((A::take(from)?, B::take(from)?))
     }
 }
 
@@ -113,6 +154,8 @@ mod tests {
             prop_assert_eq!(String::from_bytes(&text.to_bytes()), Some(text));
             prop_assert_eq!(Vec::<u32>::from_bytes(&numbers.to_bytes()), Some(numbers));
             prop_assert_eq!(u64::from_bytes(&number.to_bytes()), Some(number));
+            let nested = vec![(number as usize, None), (0, Some(true))];
+            prop_assert_eq!(Vec::<(usize, Option<bool>)>::from_bytes(&nested.to_bytes()), Some(nested));
         }
 
         #[test]
@@ -121,6 +164,8 @@ mod tests {
             prop_assert!(whole(String::from_bytes(&bytes).map(|value| value.to_bytes())));
             prop_assert!(whole(Vec::<u8>::from_bytes(&bytes).map(|value| value.to_bytes())));
             prop_assert!(whole(Vec::<u32>::from_bytes(&bytes).map(|value| value.to_bytes())));
+            type Nested = Vec<(Option<u8>, bool)>;
+            prop_assert!(whole(Nested::from_bytes(&bytes).map(|value| value.to_bytes())));
             prop_assert!(whole(<[u8; 7]>::from_bytes(&bytes).map(|value| value.to_bytes())));
         }
     }
@@ -130,6 +175,7 @@ mod tests {
         assert_eq!(Vec::<u8>::from_bytes(&u32::MAX.to_le_bytes()), None);
         assert_eq!(Vec::<u32>::from_bytes(&u32::MAX.to_le_bytes()), None);
         assert_eq!(String::from_bytes(&[1, 0, 0, 0, 0xff]), None);
+        assert_eq!(Vec::<()>::from_bytes(&u32::MAX.to_le_bytes()), None);
         assert_eq!(u32::from_bytes(&[0; 5]), None);
     }
 }
