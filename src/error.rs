@@ -203,8 +203,8 @@ pub enum Error {
 
     /// Two processes came as the same rank.
     #[error(
-        "two processes came to the meeting as rank {rank}: give each its own, and groups that meet at the same time names \
-         of their own"
+        "two processes came to the meeting as rank {rank}: give each its own, and groups that meet at the same time \
+         names of their own"
     )]
     RankTaken {
         /// The rank.
@@ -391,8 +391,8 @@ pub enum Error {
 
     /// A peer has left the group: it dropped its communicator.
     #[error(
-        "rank {rank} waited for rank {peer}, which has dropped its communicator: make the same calls on every rank, in a \
-         new group"
+        "rank {rank} waited for rank {peer}, which has dropped its communicator: make the same calls on every rank, in \
+         a new group"
     )]
     PeerLeft {
         /// The rank that waited.

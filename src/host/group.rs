@@ -15,8 +15,8 @@ use crate::{
     protocol::{bindings::PEERSUM_ABORT_BY_HOST, call, layout::Layout},
 };
 
-/// The shared side of a group. Ranks that are threads hold one by `Arc`, those that are processes each have their own, of
-/// the same memory: so no segment goes away while a peer may still touch it.
+/// The shared side of a group. Ranks that are threads hold one by `Arc`, those that are processes each have their own,
+/// of the same memory: so no segment goes away while a peer may still touch it.
 pub(super) struct Group {
     pub(super) layout: Layout,
     pub(super) timeout: Duration,

@@ -1,8 +1,8 @@
 //! How a group ended, as plain words in a segment: what one process found out, all return.
 //!
-//! A rank that gives up writes its record into its own segment, where nobody else writes, and only then enters itself as
-//! the first to have ended the group, by one compare-exchange. So whoever sees the entry sees the whole record, and nobody
-//! waits for a rank that may have been killed half-way.
+//! A rank that gives up writes its record into its own segment, where nobody else writes, and only then enters itself
+//! as the first to have ended the group, by one compare-exchange. So whoever sees the entry sees the whole record, and
+//! nobody waits for a rank that may have been killed half-way.
 
 use std::time::Duration;
 
@@ -49,7 +49,8 @@ pub(super) fn to_words(error: &Error) -> [u64; WORDS] {
     words
 }
 
-/// What a rank's record says; `None` if it says nothing that makes sense, which only a peer that writes at random can do.
+/// What a rank's record says; `None` if it says nothing that makes sense, which only a peer that writes at random can
+/// do.
 pub(super) fn from_words(words: [u64; WORDS]) -> Option<Error> {
     let [head, place, waited, calls @ ..] = words;
     let (rank, peer) = (usize::from((head >> 16) as u16), usize::from((head >> 32) as u16));

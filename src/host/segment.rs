@@ -74,8 +74,8 @@ impl Segment {
         }
     }
 
-    /// The call that the owner is in. For the owner, or for who has acquired a flag of that call which it does not answer:
-    /// then the owner stays in that call until the group ends.
+    /// The call that the owner is in. For the owner, or for who has acquired a flag of that call which it does not
+    /// answer: then the owner stays in that call until the group ends.
     pub(super) fn call(&self) -> Option<Call> {
         let word = |index| self.memory.word_64(call_offset(index)).load(Ordering::Relaxed);
         Call::from_words(std::array::from_fn(word))
@@ -93,8 +93,8 @@ impl Segment {
         std::array::from_fn(|index| self.memory.word_64(record_offset(index)).load(Ordering::Relaxed))
     }
 
-    /// Enters what ended the group, in the form of the abort word, unless something is entered. Returns what is then. Only
-    /// the entry of rank 0's segment counts.
+    /// Enters what ended the group, in the form of the abort word, unless something is entered. Returns what is then.
+    /// Only the entry of rank 0's segment counts.
     pub(super) fn enter_first(&self, word: u32) -> u32 {
         let first = self.memory.word_32(offset_of!(peersum_control, claimed) as u64);
         first.compare_exchange(0, word, Ordering::AcqRel, Ordering::Acquire).err().unwrap_or(word)
@@ -187,7 +187,8 @@ fn call_offset(index: usize) -> u64 {
 
 /// The record lies behind what both backends have in their control.
 fn record_offset(index: usize) -> u64 {
-    const { assert!(size_of::<peersum_control>() + record::WORDS * size_of::<u64>() <= PEERSUM_CONTROL_BYTES as usize) };
+    const END: usize = size_of::<peersum_control>() + record::WORDS * size_of::<u64>();
+    const { assert!(END <= PEERSUM_CONTROL_BYTES as usize) };
     debug_assert!(index < record::WORDS);
     (size_of::<peersum_control>() + index * size_of::<u64>()) as u64
 }

@@ -9,8 +9,8 @@ use super::{
 };
 use crate::{Error, Phase, Result, protocol::call::Flag};
 
-/// Polls before the first yield, about 1.5 µs: a peer that runs answers within it. Spinning on would be for nothing where
-/// the peer waits for this core.
+/// Polls before the first yield, about 1.5 µs: a peer that runs answers within it. Spinning on would be for nothing
+/// where the peer waits for this core.
 ///
 /// shuttle has no time, and is to get to the looks; loom gets there once nobody else can go on.
 const SPINS: u32 = if cfg!(shuttle) { 2 } else { 100 };
@@ -79,8 +79,8 @@ impl Wait<'_> {
                 next_look = waited.saturating_add(LIFE);
                 lost = self.group.lost(self.rank, peer);
             }
-            // This thread may have slept since the last poll. A peer that went on, to another call, until the group ended
-            // or out of it, sent what this round needs before.
+            // This thread may have slept since the last poll. A peer that went on, to another call, until the group
+            // ended or out of it, sent what this round needs before.
             if poll()? {
                 return Ok(());
             }

@@ -98,8 +98,8 @@ pub(super) struct Job {
 
 impl Job {
     /// The secrets to meet by, the best first: by the caller's if there is one. Else by one that processes of this user
-    /// alone can know, if they have the same parent; and by one that the variables give, where they tell jobs apart. Other
-    /// users can guess the latter, and by it keep a group from meeting at worst: sockets show whose they are.
+    /// alone can know, if they have the same parent; and by one that the variables give, where they tell jobs apart.
+    /// Other users can guess the latter, and by it keep a group from meeting at worst: sockets show whose they are.
     pub(super) fn secrets(&self, given: Option<&Secret>, parent: Option<Secret>) -> Vec<Secret> {
         let and_job = |secret: &Secret| secret.derive(b"job", [self.told.key().as_slice()]);
         match given {
@@ -111,8 +111,8 @@ impl Job {
     /// When [`Job::secrets`] has none.
     pub(super) fn unknown() -> Error {
         let reason = format!(
-            "it is not set, and no other variable tells this job from others ({}): set it, or MASTER_PORT, to the same on \
-             all ranks",
+            "it is not set, and no other variable tells this job from others ({}): set it, or MASTER_PORT, to the same \
+             on all ranks",
             OF_ONE_JOB.join(", ")
         );
         Error::Environment { variable: SECRET, reason }
@@ -186,8 +186,8 @@ fn half_told(get: &dyn Fn(&str) -> Option<String>) -> Error {
     }
 }
 
-/// What this process's parent has that processes of other users can't see and no other process has: where the kernel put
-/// its parts in memory. A launcher's ranks have the same parent, where they are not wrapped in scripts.
+/// What this process's parent has that processes of other users can't see and no other process has: where the kernel
+/// put its parts in memory. A launcher's ranks have the same parent, where they are not wrapped in scripts.
 pub(super) fn parent() -> Option<Secret> {
     let parent = rustix::process::getppid().filter(|parent| !parent.is_init())?.as_raw_nonzero();
     let places = std::fs::read(format!("/proc/{parent}/auxv")).ok().filter(|places| !places.is_empty())?;

@@ -102,8 +102,8 @@ impl Guest {
         let _ = self.packets.send(&Message::leave(error).to_bytes(), &[]);
     }
 
-    /// Hears as many messages as there are others in a round, or one, that all are seated, in round 0. `false` if `take`
-    /// didn't know what to do with one.
+    /// Hears as many messages as there are others in a round, or one, that all are seated, in round 0. `false` if
+    /// `take` didn't know what to do with one.
     fn hear(
         &mut self,
         started: Instant,

@@ -1,7 +1,7 @@
 //! Rank 0's side of a meeting of processes: it seats the others and passes on what each shares.
 //!
-//! One thread serves everybody, in rank 0's own calls. Who connects and is no rank of the group costs it a file descriptor
-//! for a while, and no time.
+//! One thread serves everybody, in rank 0's own calls. Who connects and is no rank of the group costs it a file
+//! descriptor for a while, and no time.
 
 use std::{
     collections::VecDeque,
@@ -25,7 +25,8 @@ use crate::{Error, Result};
 const TO_GREET: Duration = Duration::from_secs(5);
 /// Connections that have not said who they are. The oldest goes when there are more, and comes again if it is a rank.
 const MOST_PENDING: usize = 256;
-/// How long ranks that are not there yet are told that there will be no group: such as were started together come together.
+/// How long ranks that are not there yet are told that there will be no group: such as were started together come
+/// together.
 const TO_BE_TOLD: Duration = Duration::from_millis(300);
 /// How long the system's own shortages are waited out.
 const A_MOMENT: Duration = Duration::from_millis(1);

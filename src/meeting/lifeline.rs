@@ -1,7 +1,7 @@
 //! How a rank learns, at once and with no one's help, that the process of another is gone.
 //!
-//! Each rank keeps one end of a pair of sockets, and every other has the other end. The system closes the first with the
-//! process, however it ends. Who leaves in order says so by one byte, which nobody takes out, so that all see it.
+//! Each rank keeps one end of a pair of sockets, and every other has the other end. The system closes the first with
+//! the process, however it ends. Who leaves in order says so by one byte, which nobody takes out, so that all see it.
 
 use std::{mem::MaybeUninit, os::fd::OwnedFd, time::Instant};
 

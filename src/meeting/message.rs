@@ -11,9 +11,9 @@
 //! Share of every rank, as they come
 //! ```
 //!
-//! A tag can be made by those alone who know the group's secret, and holds for one connection. Until a guest is seated it
-//! may say nothing but a Hello. What stands ahead of the rest of a Challenge and of a Hello stays as it is in all versions
-//! of the protocol, so that each can be told of the other.
+//! A tag can be made by those alone who know the group's secret, and holds for one connection. Until a guest is seated
+//! it may say nothing but a Hello. What stands ahead of the rest of a Challenge and of a Hello stays as it is in all
+//! versions of the protocol, so that each can be told of the other.
 
 use super::{
     secret::{BYTES, Secret},
@@ -458,7 +458,8 @@ mod tests {
             }
             let challenge = Challenge { protocol: PROTOCOL, version: version.clone(), nonce };
             prop_assert_eq!(Challenge::parse(&challenge.to_bytes()), Some(challenge));
-            for answer in [Answer::Seated, Answer::Refused(verdict), Answer::Ticket { name: version, namespace: boot }] {
+            let ticket = Answer::Ticket { name: version, namespace: boot };
+            for answer in [Answer::Seated, Answer::Refused(verdict), ticket] {
                 let bytes = answer.to_bytes(&secret, &nonce, &nonce);
                 prop_assert_eq!(Answer::parse(&bytes, &secret, &nonce, &nonce), Some(answer));
             }

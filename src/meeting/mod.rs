@@ -1,7 +1,7 @@
 //! How the ranks of a group find each other, and learn that one is gone.
 //!
-//! A rank takes a [`Seat`]: among threads of its process ([`local`]), or among processes ([`processes`]), whose rank 0 is
-//! the [`hub`] and the others its [`guest`]s. A [`Meeting`] says where ([`place`], [`environment`]); who may join is
+//! A rank takes a [`Seat`]: among threads of its process ([`local`]), or among processes ([`processes`]), whose rank 0
+//! is the [`hub`] and the others its [`guest`]s. A [`Meeting`] says where ([`place`], [`environment`]); who may join is
 //! decided by the user id that the system tells of each Unix socket and by a [`secret`].
 
 // The models have threads alone, and without CUDA those of the host have nobody to meet.

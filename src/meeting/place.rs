@@ -27,12 +27,12 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long rank 0 waits for a place that is in use, most likely by what is about to end.
 const TO_BE_FREE: Duration = Duration::from_secs(1);
 
-/// How a rank that is a process finds the others of its group: where they meet, which rank it is, and by what secret ranks
-/// know each other.
+/// How a rank that is a process finds the others of its group: where they meet, which rank it is, and by what secret
+/// ranks know each other.
 ///
-/// All ranks are on one machine, and of one user. Rank 0 hosts the meeting; the others may come before it. Nothing stays
-/// behind where they met, however a process ends; a [path](Meeting::at_path) alone may be left by one that is killed while
-/// ranks meet.
+/// All ranks are on one machine, and of one user. Rank 0 hosts the meeting; the others may come before it. Nothing
+/// stays behind where they met, however a process ends; a [path](Meeting::at_path) alone may be left by one that is
+/// killed while ranks meet.
 ///
 /// Groups that meet at the same time never mix if they differ in their place, their secret, their
 /// [name](Meeting::group) or the [ranks](Meeting::among) in them.
@@ -71,15 +71,16 @@ enum Place {
 }
 
 impl Meeting {
-    /// As the launcher of this process tells by the environment: `peersum launch` (`PEERSUM_RANK`, `PEERSUM_WORLD_SIZE`),
-    /// torchrun (`RANK`, `WORLD_SIZE`), Open MPI (`OMPI_COMM_WORLD_*`), MPICH and Intel MPI (`PMI_RANK`, `PMI_SIZE`) or
-    /// Slurm (`SLURM_PROCID`, `SLURM_NTASKS`); the first of these that is there.
+    /// As the launcher of this process tells by the environment: `peersum launch` (`PEERSUM_RANK`,
+    /// `PEERSUM_WORLD_SIZE`), torchrun (`RANK`, `WORLD_SIZE`), Open MPI (`OMPI_COMM_WORLD_*`), MPICH and Intel MPI
+    /// (`PMI_RANK`, `PMI_SIZE`) or Slurm (`SLURM_PROCID`, `SLURM_NTASKS`); the first of these that is there.
     ///
-    /// No port is used, not even `MASTER_PORT`: ranks meet at an abstract Unix socket whose name follows from the job. The
-    /// secret is `PEERSUM_SECRET`, which `peersum launch` sets anew for each job. Without it there are two: one of what
-    /// processes of this user alone can see of the ranks' common parent, and one of the variables that name the job. The
-    /// latter can be guessed: that lets nobody else's process in, but may keep the group out. MPICH has no variable that
-    /// names the job, so ranks that it starts through scripts, which have no common parent, need `PEERSUM_SECRET`.
+    /// No port is used, not even `MASTER_PORT`: ranks meet at an abstract Unix socket whose name follows from the job.
+    /// The secret is `PEERSUM_SECRET`, which `peersum launch` sets anew for each job. Without it there are two: one of
+    /// what processes of this user alone can see of the ranks' common parent, and one of the variables that name the
+    /// job. The latter can be guessed: that lets nobody else's process in, but may keep the group out. MPICH has no
+    /// variable that names the job, so ranks that it starts through scripts, which have no common parent, need
+    /// `PEERSUM_SECRET`.
     ///
     /// # Errors
     ///
@@ -94,18 +95,18 @@ impl Meeting {
         Ok(Meeting { local_rank: told.local_rank, group: told.group, secret: told.secret, ..meeting })
     }
 
-    /// At a TCP port: `host:port`, where the host is a name, an IPv4 address, or an IPv6 address in brackets. Rank 0 listens
-    /// there, and there alone, while ranks meet; a name must lead to this machine.
+    /// At a TCP port: `host:port`, where the host is a name, an IPv4 address, or an IPv6 address in brackets. Rank 0
+    /// listens there, and there alone, while ranks meet; a name must lead to this machine.
     ///
-    /// Anybody can connect to a port, so this needs a [secret](Meeting::secret). Who proves to have it is sent on to a Unix
-    /// socket. Groups that are given the same port take turns at it.
+    /// Anybody can connect to a port, so this needs a [secret](Meeting::secret). Who proves to have it is sent on to a
+    /// Unix socket. Groups that are given the same port take turns at it.
     pub fn at_address(address: impl Into<String>, rank: usize, world: usize) -> Meeting {
         Meeting::new(Place::Address(address.into()), rank, world)
     }
 
-    /// At a Unix socket of this path, of any length. Ranks in containers can meet where both see the path. Rank 0 makes the
-    /// file, and removes it once all have come; one that a killed process left is replaced. A group that has a name, or some
-    /// of the ranks, makes its own beside it.
+    /// At a Unix socket of this path, of any length. Ranks in containers can meet where both see the path. Rank 0 makes
+    /// the file, and removes it once all have come; one that a killed process left is replaced. A group that has a
+    /// name, or some of the ranks, makes its own beside it.
     pub fn at_path(path: impl Into<PathBuf>, rank: usize, world: usize) -> Meeting {
         Meeting::new(Place::Path(path.into()), rank, world)
     }
@@ -122,8 +123,8 @@ impl Meeting {
         self
     }
 
-    /// Makes it a meeting of these ranks alone, in this order, which is the same on all of them: the first is rank 0 of the
-    /// group. Groups of other ranks have nothing to do with it, whatever their names.
+    /// Makes it a meeting of these ranks alone, in this order, which is the same on all of them: the first is rank 0 of
+    /// the group. Groups of other ranks have nothing to do with it, whatever their names.
     ///
     /// # Errors
     ///
@@ -147,8 +148,8 @@ impl Meeting {
         Ok(self)
     }
 
-    /// Sets the secret by which ranks know each other: anything that is hard to guess, new for each job, the same on all
-    /// ranks. Over [`Meeting::from_env`] it comes before the environment's.
+    /// Sets the secret by which ranks know each other: anything that is hard to guess, new for each job, the same on
+    /// all ranks. Over [`Meeting::from_env`] it comes before the environment's.
     #[must_use]
     pub fn secret(mut self, secret: impl AsRef<[u8]>) -> Self {
         self.secret = Some(Secret::given(secret.as_ref()));
@@ -267,8 +268,8 @@ impl fmt::Debug for Meeting {
     }
 }
 
-/// Meets by an all-gather that the caller has already: it is called once, with some bytes of this rank, and gives those of
-/// all ranks, in rank order. What is told by it is where and by what secret to meet, for this once.
+/// Meets by an all-gather that the caller has already: it is called once, with some bytes of this rank, and gives those
+/// of all ranks, in rank order. What is told by it is where and by what secret to meet, for this once.
 pub(crate) fn meet_through(
     rank: usize,
     world: usize,
@@ -342,8 +343,8 @@ impl Wire for Card {
     }
 }
 
-/// Whether the ranks of these cards can be a group. Every rank finds the same. Returns rank 0's key, if there is more than
-/// one rank.
+/// Whether the ranks of these cards can be a group. Every rank finds the same. Returns rank 0's key, if there is more
+/// than one rank.
 fn judge(me: &Me, own: &Card, cards: &[Vec<u8>]) -> Result<Option<[u8; secret::BYTES]>> {
     let wrong = |reason: String| Error::MeetingPlace {
         rank: me.rank,

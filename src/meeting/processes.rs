@@ -1,8 +1,8 @@
 //! Ranks that are processes of one machine.
 //!
 //! Rank 0 is the hub of a star of Unix sockets: one connection a rank, whatever the number of ranks, and one place that
-//! knows who has come. What a rank shares goes through it, descriptors too, since the system passes on those that it has
-//! received. The star is for the meeting alone. That a process is gone is seen by all without a hub, by its
+//! knows who has come. What a rank shares goes through it, descriptors too, since the system passes on those that it
+//! has received. The star is for the meeting alone. That a process is gone is seen by all without a hub, by its
 //! [lifeline](super::lifeline).
 
 use std::{
@@ -60,8 +60,8 @@ enum Role {
 }
 
 impl Processes {
-    /// Waits until then for all ranks, where `entrances` lead to rank 0 and `way` leads the others there. From then on no
-    /// rank waits longer than `patience` for another.
+    /// Waits until then for all ranks, where `entrances` lead to rank 0 and `way` leads the others there. From then on
+    /// no rank waits longer than `patience` for another.
     pub(super) fn meet(
         me: Me,
         entrances: impl FnOnce() -> Result<Vec<Entrance>>,

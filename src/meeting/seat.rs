@@ -52,8 +52,8 @@ impl Seat {
         }
     }
 
-    /// Hands descriptors, at most 16, to all ranks and returns what every rank handed round, in rank order. Those that come
-    /// are this process's own, and are closed on exec.
+    /// Hands descriptors, at most 16, to all ranks and returns what every rank handed round, in rank order. Those that
+    /// come are this process's own, and are closed on exec.
     pub(crate) fn all_gather_fds(&mut self, descriptors: Vec<OwnedFd>) -> Result<Vec<Vec<OwnedFd>>> {
         match self {
             Seat::Threads(local) => {

@@ -1,7 +1,7 @@
 //! `peersum launch`: a program as several ranks on this machine.
 //!
-//! [`rank`] starts and ends a process, [`output`] passes on what it prints. The ranks are told who they are by variables
-//! that `peersum::Meeting::from_env` reads.
+//! [`rank`] starts and ends a process, [`output`] passes on what it prints. The ranks are told who they are by
+//! variables that `peersum::Meeting::from_env` reads.
 
 mod output;
 mod rank;
@@ -36,8 +36,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     no_prefix: bool,
 
-    /// Once a rank has failed, or a signal came: seconds in which the others may end by themselves, and again seconds after
-    /// they were asked to (SIGTERM) until they are killed
+    /// Once a rank has failed, or a signal came: seconds in which the others may end by themselves, and again seconds
+    /// after they were asked to (SIGTERM) until they are killed
     #[arg(long, value_name = "S", default_value_t = 5.0)]
     grace: f64,
 

@@ -17,8 +17,8 @@ use super::output;
 /// How long the last of its output may take to come. What it started may hold its pipes open, out of reach.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
-/// A rank that was started. Its process is the leader of a process group, and is not reaped before [`Rank::finish`], so that
-/// the number of the group stays its own.
+/// A rank that was started. Its process is the leader of a process group, and is not reaped before [`Rank::finish`], so
+/// that the number of the group stays its own.
 pub(super) struct Rank {
     number: usize,
     child: Child,
@@ -45,8 +45,8 @@ impl Ended {
 }
 
 impl Rank {
-    /// Starts the program. It reads nothing, and with `prefix` prints through this process. It is killed if this process
-    /// ends before it.
+    /// Starts the program. It reads nothing, and with `prefix` prints through this process. It is killed if this
+    /// process ends before it.
     pub(super) fn start(
         number: usize,
         program: &[OsString],

@@ -17,28 +17,31 @@ use crate::{Error, Result, host::packets::Packets, protocol::layout::Layout};
 
 /// The memory of one segment: zeroed, page-aligned, whole pages.
 ///
-/// Offsets are a [`Layout`]'s, and those of the [`Packets`] behind it. The atomics may be used by any thread at any time; the payload's methods are unsafe, since
-/// only the protocol keeps a reader and a writer apart.
+/// Offsets are a [`Layout`]'s, and those of the [`Packets`] behind it. The atomics may be used by any thread at any
+/// time; the payload's methods are unsafe, since only the protocol keeps a reader and a writer apart. Threads of other
+/// processes that have opened the memory are as those of this one: the meeting lets in none but this library's, of the
+/// same version.
 #[derive(Debug)]
 pub(in crate::host) struct Memory {
     base: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone and is not tied to a thread. What it holds is reached through atomics,
-// or through unsafe methods whose callers keep accesses apart.
+// SAFETY: the mapping belongs to this value alone and is not tied to a thread. What it holds is reached through
+// atomics, or through unsafe methods whose callers keep accesses apart.
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Memory for a segment of this layout. The pages are reserved here, so that a machine without room for them answers
-    /// with an error now and not with SIGBUS in a call.
+    /// Memory for a segment of this layout. The pages are reserved here, so that a machine without room for them
+    /// answers with an error now and not with SIGBUS in a call.
     pub(in crate::host) fn new(layout: &Layout) -> Result<Memory> {
         Memory::shared(layout).map(|(memory, _)| memory)
     }
 
-    /// Such memory, and the descriptor by which other processes [open](Memory::open) it. Its size can't change any more.
+    /// Such memory, and the descriptor by which other processes [open](Memory::open) it. Its size can't change any
+    /// more.
     pub(in crate::host) fn shared(layout: &Layout) -> Result<(Memory, OwnedFd)> {
         let bytes = bytes_of(layout)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -93,8 +96,8 @@ impl Memory {
 
     /// Whether the machine has room for segments of so many bytes together.
     ///
-    /// The system would reserve page after page until it has none left, and then end processes of its choice; so a group
-    /// asks first. Nobody can say what others take meanwhile: this catches what could never fit.
+    /// The system would reserve page after page until it has none left, and then end processes of its choice; so a
+    /// group asks first. Nobody can say what others take meanwhile: this catches what could never fit.
     pub(in crate::host) fn check_room(bytes: u64) -> Result<()> {
         let text = files::read_to_string("/proc/meminfo").unwrap_or_default();
         match available_bytes(&text) {
@@ -115,8 +118,8 @@ impl Memory {
     pub(in crate::host) fn word_32(&self, offset: u64) -> &AtomicU32 {
         let word = self.at(offset, size_of::<AtomicU32>()).cast::<AtomicU32>();
         assert!(word.is_aligned());
-        // SAFETY: `at` checked the bounds and the line above the alignment; the memory lives as long as `self`, every bit
-        // pattern is a value, and control words are touched through this method alone.
+        // SAFETY: `at` checked the bounds and the line above the alignment; the memory lives as long as `self`, every
+        // bit pattern is a value, and control words are touched through this method alone.
         unsafe { word.as_ref() }
     }
 
@@ -141,12 +144,12 @@ impl Memory {
     ///
     /// # Safety
     ///
-    /// `from` is readable for `bytes` bytes. The range holds no word that is used as an atomic, and every access to it by
-    /// another thread happens before this call or after it.
+    /// `from` is readable for `bytes` bytes. The range holds no word that is used as an atomic, and every access to it
+    /// by another thread happens before this call or after it.
     pub(in crate::host) unsafe fn copy_in(&self, offset: u64, from: *const u8, bytes: usize) {
         let to = self.at(offset, bytes);
-        // SAFETY: `at` checked the bounds; the caller vouches for `from` and that nobody else is there. A caller's buffer
-        // is never in a segment, which no public function gives out, so the ranges are apart.
+        // SAFETY: `at` checked the bounds; the caller vouches for `from` and that nobody else is there. A caller's
+        // buffer is never in a segment, which no public function gives out, so the ranges are apart.
         unsafe { ptr::copy_nonoverlapping(from, to.as_ptr(), bytes) }
     }
 
