@@ -118,6 +118,9 @@ impl Hub {
     /// Shares this with all ranks, and returns what they share.
     pub(super) fn gather(&mut self, bytes: Vec<u8>, descriptors: Vec<OwnedFd>, until: Instant) -> Result<Vec<Shared>> {
         let started = Instant::now();
+        if let Some(verdict) = self.verdict.clone() {
+            return Err(verdict.error(0));
+        }
         self.round += 1;
         let mut shared: Vec<Option<Shared>> = (0..self.me.world).map(|_| None).collect();
         shared[0] = Some(Shared { bytes, descriptors: Arc::new(descriptors) });
@@ -200,7 +203,7 @@ impl Hub {
         self.guests.clear();
         self.entrances.clear();
         self.pending.clear();
-        verdict.error(0)
+        self.verdict.get_or_insert(verdict).clone().error(0)
     }
 
     /// Queues what rank `of` shares in this round for all others.

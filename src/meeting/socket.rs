@@ -1,6 +1,6 @@
 //! Unix sockets that carry whole messages, with descriptors beside them, and TCP where the place is an address.
 //!
-//! Nothing here blocks but [`wait`].
+//! Nothing here waits for anybody but [`wait`].
 
 use std::{
     io::{ErrorKind, IoSlice, IoSliceMut, Read, Write},
@@ -191,8 +191,12 @@ impl Packets {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         match net::sendmsg(&self.0, &[IoSlice::new(message)], &mut beside, flags) {
             Ok(_) => Ok(true),
-            // TOOMANYREFS: more descriptors are under way than the limit of open ones allows, until some arrive.
-            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::TOOMANYREFS) => Ok(false),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+            // More descriptors are under way than the limit of open ones allows, until some arrive; no wait ends by that.
+            Err(Errno::NOBUFS | Errno::TOOMANYREFS) => {
+                std::thread::sleep(Duration::from_millis(1));
+                Ok(false)
+            }
             Err(errno) => Err(errno),
         }
     }
@@ -220,6 +224,9 @@ impl Packets {
                 if let RecvAncillaryMessage::ScmRights(fds) = beside {
                     descriptors.extend(fds);
                 }
+            }
+            if came.flags.contains(ReturnFlags::CTRUNC) {
+                tracing::warn!("descriptors got lost, most likely since this process has as many open as it may");
             }
             // No message is empty, so nothing is the end.
             if came.bytes == 0 || came.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {

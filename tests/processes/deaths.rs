@@ -9,6 +9,7 @@ use crate::harness::{AT_ONCE, PATIENCE, Rank, algorithms, all, all_do};
 fn assert_told(ranks: &mut [Rank], since: Instant, kind: &str, gone: usize) {
     let errors: Vec<_> = ranks.iter_mut().map(Rank::answer).collect();
     let took = since.elapsed();
+    eprintln!("{kind} of rank {gone} was told within {took:?}");
     assert!(took < AT_ONCE, "{took:?}: {errors:?}");
     for error in &errors {
         assert!(error.starts_with(kind) && error.contains(&format!("peer: {gone} }}")), "{error}");
