@@ -46,6 +46,8 @@ pub mod nccl;
 mod op;
 mod options;
 pub mod protocol;
+#[cfg(not(any(loom, shuttle)))]
+mod sealed;
 
 pub use dtype::{DType, Element};
 pub use error::{Error, Phase, Result};

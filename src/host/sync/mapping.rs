@@ -2,18 +2,12 @@
 
 use std::{
     fs as files,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     ptr::{self, NonNull},
 };
 
-use rustix::{
-    fs::{self, FallocateFlags, MemfdFlags, SealFlags},
-    mm::{self, MapFlags, ProtFlags},
-    param,
-};
-
 use super::{AtomicU32, AtomicU64};
-use crate::{Error, Result, host::packets::Packets, protocol::layout::Layout};
+use crate::{Error, Result, host::packets::Packets, protocol::layout::Layout, sealed::Sealed};
 
 /// The memory of one segment: zeroed, page-aligned, whole pages.
 ///
@@ -23,15 +17,8 @@ use crate::{Error, Result, host::packets::Packets, protocol::layout::Layout};
 /// same version.
 #[derive(Debug)]
 pub(in crate::host) struct Memory {
-    base: NonNull<u8>,
-    bytes: usize,
+    mapping: Sealed,
 }
-
-// SAFETY: the mapping belongs to this value alone and is not tied to a thread. What it holds is reached through
-// atomics, or through unsafe methods whose callers keep accesses apart.
-unsafe impl Send for Memory {}
-// SAFETY: as for Send.
-unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Memory for a segment of this layout. The pages are reserved here, so that a machine without room for them
@@ -43,55 +30,14 @@ impl Memory {
     /// Such memory, and the descriptor by which other processes [open](Memory::open) it. Its size can't change any
     /// more.
     pub(in crate::host) fn shared(layout: &Layout) -> Result<(Memory, OwnedFd)> {
-        let bytes = bytes_of(layout)?;
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = fs::memfd_create("peersum", flags).map_err(failed("memfd_create for a segment"))?;
-        fs::ftruncate(&file, bytes as u64).map_err(failed("ftruncate of a segment"))?;
-        // EINTR is the one failure that a second try cures.
-        loop {
-            match fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64) {
-                Err(rustix::io::Errno::INTR) => {}
-                result => break result.map_err(failed("fallocate of a segment"))?,
-            }
-        }
-        fs::fcntl_add_seals(&file, SEALS).map_err(failed("sealing a segment"))?;
-        Ok((Memory::map(&file, bytes)?, file))
+        let (mapping, file) = Sealed::create(Packets::new(layout).segment_bytes())?;
+        Ok((Memory { mapping }, file))
     }
 
     /// The memory of another process, for a segment of this layout. What could shrink under this process, and end it by
     /// SIGBUS, is refused, as is what has another size.
     pub(in crate::host) fn open(layout: &Layout, file: &OwnedFd) -> Result<Memory> {
-        let bytes = bytes_of(layout)?;
-        let refused = |reason: String| Error::System { call: "opening a peer's segment", reason };
-        let seals = fs::fcntl_get_seals(file).map_err(|errno| refused(format!("it has no seals: {errno}")))?;
-        if !seals.contains(SEALS) {
-            return Err(refused("its size is not sealed".into()));
-        }
-        let size = fs::fstat(file).map_err(failed("fstat of a peer's segment"))?.st_size;
-        if u64::try_from(size) != Ok(bytes as u64) {
-            return Err(refused(format!("it has {size} bytes, not {bytes}")));
-        }
-        Memory::map(file, bytes)
-    }
-
-    fn map(file: &OwnedFd, bytes: usize) -> Result<Memory> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this program.
-        let base = unsafe {
-            mm::mmap(
-                ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::POPULATE,
-                file.as_fd(),
-                0,
-            )
-        }
-        .map_err(failed("mmap of a segment"))?;
-        let base = NonNull::new(base.cast()).ok_or_else(|| Error::System {
-            call: "mmap of a segment",
-            reason: "the kernel mapped it at address 0".into(),
-        })?;
-        Ok(Memory { base, bytes })
+        Ok(Memory { mapping: Sealed::open(Packets::new(layout).segment_bytes(), file)? })
     }
 
     /// Whether the machine has room for segments of so many bytes together.
@@ -111,7 +57,7 @@ impl Memory {
 
     /// Bytes of the mapping.
     pub(in crate::host) fn bytes(&self) -> usize {
-        self.bytes
+        self.mapping.bytes()
     }
 
     /// The word at `offset`, which must be a control word's.
@@ -176,36 +122,11 @@ impl Memory {
 
     #[inline(always)]
     fn at(&self, offset: u64, bytes: usize) -> NonNull<u8> {
-        let fits = offset.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes as u64);
-        assert!(fits, "{bytes} bytes at {offset} are outside the segment of {} bytes", self.bytes);
+        let fits = offset.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes() as u64);
+        assert!(fits, "{bytes} bytes at {offset} are outside the segment of {} bytes", self.bytes());
         // SAFETY: the sum stays within the mapping, as just checked.
-        unsafe { self.base.add(offset as usize) }
+        unsafe { self.mapping.base().add(offset as usize) }
     }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, of just this size, and whoever could use it held a reference to this
-        // value. An error would mean that it is not mapped; nothing better than leaving it can be done then.
-        let _ = unsafe { mm::munmap(self.base.as_ptr().cast(), self.bytes) };
-    }
-}
-
-/// What a segment's file may never do again.
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
-
-/// Bytes of a segment of this layout, in whole pages.
-fn bytes_of(layout: &Layout) -> Result<usize> {
-    let wanted = Packets::new(layout).segment_bytes();
-    let bytes = usize::try_from(wanted).ok().and_then(|bytes| bytes.checked_next_multiple_of(param::page_size()));
-    bytes.ok_or_else(|| Error::System {
-        call: "sizing a segment",
-        reason: format!("{wanted} bytes are more than memory can be addressed by"),
-    })
-}
-
-fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
-    move |errno| Error::System { call, reason: errno.to_string() }
 }
 
 /// What /proc/meminfo says can be had without swapping.
