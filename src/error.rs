@@ -41,8 +41,8 @@ impl fmt::Display for Phase {
 /// Why a call was not done, and what to do about it.
 ///
 /// Errors found before anything was started ([`Error::is_recoverable`]) leave the communicator as it was: the next
-/// good call works. After [`Error::PeerTimeout`], [`Error::Mismatch`] or [`Error::Aborted`] every rank of the group
-/// returns that error from then on; make a new group.
+/// good call works. After [`Error::PeerTimeout`], [`Error::PeerGone`], [`Error::PeerLeft`], [`Error::Mismatch`]
+/// or [`Error::Aborted`] every rank of the group returns that error from then on; make a new group.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -167,6 +167,80 @@ pub enum Error {
         /// The rank that failed.
         peer: usize,
         /// Its own error.
+        reason: String,
+    },
+
+    /// A variable of the environment that says which rank this process is makes no sense, or is missing.
+    #[error("environment variable {variable}: {reason}")]
+    Environment {
+        /// Its name.
+        variable: &'static str,
+        /// What is wrong with it, and what would do.
+        reason: String,
+    },
+
+    /// The ranks can't meet where they were told to.
+    #[error("rank {rank} can't meet the others at {at}: {reason}")]
+    MeetingPlace {
+        /// The rank that returns this error.
+        rank: usize,
+        /// The address, the path, or what the place was made of.
+        at: String,
+        /// What is wrong with it, and what would do.
+        reason: String,
+    },
+
+    /// What answered at the meeting's place is no rank of this group.
+    #[error("rank {rank} found a stranger at {at}, not rank 0 of its group: {reason}")]
+    ForeignPeer {
+        /// The rank that returns this error.
+        rank: usize,
+        /// The address, the path, or what the place was made of.
+        at: String,
+        /// How it is known.
+        reason: String,
+    },
+
+    /// Two processes came as the same rank.
+    #[error(
+        "two processes came to the meeting as rank {rank}: give each its own, and groups that meet at the same time \
+         names of their own"
+    )]
+    RankTaken {
+        /// The rank.
+        rank: usize,
+    },
+
+    /// Ranks of one group were told different numbers of ranks.
+    #[error("rank {rank} was told that the group has {world} ranks, rank {peer} {peer_world}: tell all the same")]
+    WorldsDiffer {
+        /// One of the two.
+        rank: usize,
+        /// The number of ranks it was told.
+        world: usize,
+        /// The other.
+        peer: usize,
+        /// The number of ranks that one was told.
+        peer_world: usize,
+    },
+
+    /// Ranks of one group run different versions of this library.
+    #[error("rank {rank} runs peersum {version}, rank {peer} {peer_version}: they must run the same")]
+    VersionsDiffer {
+        /// One of the two.
+        rank: usize,
+        /// Its version.
+        version: String,
+        /// The other.
+        peer: usize,
+        /// That one's version.
+        peer_version: String,
+    },
+
+    /// Ranks of one group are on different machines.
+    #[error("the ranks of the group are on more than one machine, and peersum works within one: {reason}")]
+    SeveralMachines {
+        /// Which ranks, or how it is known.
         reason: String,
     },
 
@@ -306,6 +380,27 @@ pub enum Error {
         waited: Duration,
     },
 
+    /// The process of a peer is gone: it ended, or was killed, without leaving the group.
+    #[error("rank {rank} waited for rank {peer}, whose process is gone: see why it ended, and make a new group")]
+    PeerGone {
+        /// The rank that waited.
+        rank: usize,
+        /// The rank that is gone.
+        peer: usize,
+    },
+
+    /// A peer has left the group: it dropped its communicator.
+    #[error(
+        "rank {rank} waited for rank {peer}, which has dropped its communicator: make the same calls on every rank, in \
+         a new group"
+    )]
+    PeerLeft {
+        /// The rank that waited.
+        rank: usize,
+        /// The rank that left.
+        peer: usize,
+    },
+
     /// Two ranks are in different calls: of another length, type or reduction, or done in another way. Every rank of the
     /// group gets the same two ranks and their calls, also those whose own call is neither.
     #[error(
@@ -406,10 +501,16 @@ impl Error {
         !matches!(
             self,
             Error::PeerTimeout { .. }
+                | Error::PeerGone { .. }
+                | Error::PeerLeft { .. }
                 | Error::Mismatch { .. }
                 | Error::Aborted { .. }
                 | Error::PeerFailed { .. }
                 | Error::MeetingTimeout { .. }
+                | Error::ForeignPeer { .. }
+                | Error::RankTaken { .. }
+                | Error::WorldsDiffer { .. }
+                | Error::VersionsDiffer { .. }
                 | Error::Driver { .. }
                 | Error::Nccl { .. }
                 | Error::NcclTimeout { .. }

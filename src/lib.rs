@@ -1,7 +1,7 @@
 //! All-reduce across the GPUs, or the CPU cores, of one machine.
 //!
 //! Every rank holds a `Communicator`: [`cuda::Communicator`] where ranks are GPUs, [`host::Communicator`] where they
-//! are threads of the CPU. Both have the same verbs and run the same protocol, described in [`protocol`].
+//! are threads, or processes, of the CPU. Both have the same verbs and run the same protocol, described in [`protocol`].
 //!
 //! What holds for every call, on both backends:
 //!
@@ -34,6 +34,9 @@ pub mod crossover;
 pub mod cuda;
 mod dtype;
 mod error;
+#[cfg(all(fuzzing, not(any(loom, shuttle))))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod host;
 #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
 pub mod interop;
@@ -43,9 +46,13 @@ pub mod nccl;
 mod op;
 mod options;
 pub mod protocol;
+#[cfg(not(any(loom, shuttle)))]
+mod sealed;
 
 pub use dtype::{DType, Element};
 pub use error::{Error, Phase, Result};
+#[cfg(not(any(loom, shuttle)))]
+pub use meeting::Meeting;
 pub use op::ReduceOp;
 pub use options::{Nccl, Options, Overlap, TableFrom};
 pub use protocol::{

@@ -2,6 +2,7 @@
 
 mod bandwidth;
 mod dtypes;
+mod launch;
 mod measure;
 mod output;
 mod perf;
@@ -36,6 +37,13 @@ enum Action {
     /// run that was interrupted goes on where it was when it is started again.
     #[cfg(feature = "cuda")]
     Tune(Box<tune::Arguments>),
+    /// Runs a program as several ranks on this machine
+    ///
+    /// Each rank finds the others by its environment: PEERSUM_RANK, PEERSUM_WORLD_SIZE, PEERSUM_LOCAL_RANK, and
+    /// PEERSUM_SECRET, which is new for each job, so that nobody else can join it. The exit code is that of the first
+    /// rank that failed, or 128 and the signal that ended it; 0 if none failed. Signals are passed on to the ranks.
+    /// Nothing of them is left when this ends; if it is killed, they are too.
+    Launch(launch::Arguments),
 }
 
 /// The exit code of a command that could not run: a wrong option, or a backend that is not there.
@@ -47,6 +55,7 @@ fn main() -> ExitCode {
         Action::Perf(arguments) => perf::run(&arguments),
         #[cfg(feature = "cuda")]
         Action::Tune(arguments) => tune::run(&arguments),
+        Action::Launch(arguments) => launch::run(&arguments),
     };
     outcome.unwrap_or_else(|error| {
         let nobody_reads =

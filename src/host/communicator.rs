@@ -12,23 +12,26 @@ use super::{
     priors::{self, BLOCKS, MAX_RANKS, STAGING_BYTES},
     reduce::Isa,
 };
+#[cfg(not(any(loom, shuttle)))]
+use crate::meeting::{self, Meeting, Seat};
 use crate::{
     DType, Element, Error, Options, Placement, Plan, ReduceOp, Result,
     protocol::{self, call::Call, layout::Layout},
 };
 
-/// One rank of a group whose ranks are threads of the CPU.
+/// One rank of a group whose ranks are threads of a process, or processes of a machine.
 ///
-/// A call reduces slices in the caller's memory and returns when the output is written; the input may be reused at once.
-/// Every rank must make the same calls in the same order: the same length, type and reduction. Where they don't, or where
-/// one stays away for longer than [`Options::timeout`], every rank returns the same error, now and from then on; a
-/// [`Error::Mismatch`] says which rank called what.
+/// A call reduces slices in the caller's memory and returns when the output is written; the input may be reused at
+/// once. Every rank must make the same calls in the same order: the same length, type and reduction. Where they don't,
+/// or where one stays away for longer than [`Options::timeout`], every rank returns the same error, now and from then
+/// on; a [`Error::Mismatch`] says which rank called what.
 ///
-/// A message of any length goes through staging in chunks, so a group's memory does not grow with the messages. Ranks may
-/// outnumber the cores. The slices may lie anywhere: only speed depends on their alignment.
+/// A message of any length goes through staging in chunks, so a group's memory does not grow with the messages. Ranks
+/// may outnumber the cores. The slices may lie anywhere: only speed depends on their alignment.
 ///
-/// Dropping a communicator waits for nobody. Peers that still wait for this rank run into their deadline;
-/// [`Communicator::abort`] before the drop tells them at once.
+/// Dropping a communicator waits for nobody. Peers that still wait for this rank run into their deadline, if ranks are
+/// threads; [`Communicator::abort`] before the drop tells them at once. If they are processes, whoever waits for one
+/// that has dropped its communicator, or is gone, is told within milliseconds.
 pub struct Communicator {
     rank: u32,
     group: Arc<Group>,
@@ -51,6 +54,73 @@ impl Communicator {
     /// * [`Error::System`] if the system has no memory for the segments.
     pub fn local(world: usize, options: &Options) -> Result<Vec<Communicator>> {
         Ok(Communicator::of_group(Group::new(layout(world, options)?, options)?, options))
+    }
+
+    /// This process's rank of the group that its launcher started: [`Meeting::from_env`] says how that is known.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Environment`] names the variable that is missing or wrong. Else as for [`Communicator::meet`].
+    #[cfg(not(any(loom, shuttle)))]
+    pub fn from_env(options: &Options) -> Result<Communicator> {
+        Communicator::meet(&Meeting::from_env()?, options)
+    }
+
+    /// This process's rank of the group that meets there. Blocks until all ranks have come and can reach each other's
+    /// memory: for [`Meeting::timeout`] at most until all have come, and from then on for [`Options::timeout`].
+    ///
+    /// The group is as one of [`Communicator::local`]. Its memory is that of each process alone, and of those that it
+    /// is handed to; nothing of it has a name, and the system frees it with the last of them.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::MeetingTimeout`] names the ranks that did not come, [`Error::PeerGone`] one whose process ended, and
+    ///   [`Error::PeerFailed`] one that failed.
+    /// * [`Error::MeetingPlace`], [`Error::ForeignPeer`]: the place to meet at is not to be had.
+    /// * [`Error::RankTaken`], [`Error::WorldsDiffer`], [`Error::VersionsDiffer`], [`Error::OptionsDiffer`],
+    ///   [`Error::SeveralMachines`]: these ranks can't be a group. All that have come are told.
+    /// * As for [`Communicator::local`].
+    #[cfg(not(any(loom, shuttle)))]
+    pub fn meet(meeting: &Meeting, options: &Options) -> Result<Communicator> {
+        layout(meeting.world_size(), &Options::default())?;
+        Communicator::join(meeting.open(options.timeout)?, options)
+    }
+
+    /// As [`Communicator::meet`], by an all-gather that the ranks have already, such as their engine's. It is called
+    /// once: it takes some hundred bytes of this rank, and gives those of all ranks, in rank order. They hold a secret
+    /// for this once, so they are for the ranks alone. Everything else goes over sockets of this machine.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Communicator::meet`]. What the all-gather fails with becomes an [`Error::MeetingPlace`].
+    #[cfg(not(any(loom, shuttle)))]
+    pub fn meet_through<E: fmt::Display>(
+        rank: usize,
+        world: usize,
+        all_gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>, E>,
+        options: &Options,
+    ) -> Result<Communicator> {
+        layout(world, &Options::default())?;
+        let all_gather = |card: &[u8]| all_gather(card).map_err(|error| error.to_string());
+        Communicator::join(meeting::meet_through(rank, world, all_gather, options.timeout)?, options)
+    }
+
+    #[cfg(not(any(loom, shuttle)))]
+    fn join(mut seat: Seat, options: &Options) -> Result<Communicator> {
+        let mut group = || {
+            seat.agree(options)?;
+            Group::join(layout(seat.world(), options)?, options, &mut seat)
+        };
+        match group() {
+            Ok(group) => {
+                let (rank, options) = (seat.rank() as u32, options.clone());
+                Ok(Communicator { rank, group: Arc::new(group), options, isa: Isa::widest() })
+            }
+            Err(error) => {
+                seat.leave(&error);
+                Err(error)
+            }
+        }
     }
 
     /// As [`Communicator::local`], with a fault in the protocol that a model should find, or a test survive.
@@ -100,8 +170,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// * [`Error::PeerTimeout`], [`Error::Mismatch`] and [`Error::Aborted`] end the group. The buffer then holds some of
-    ///   the input and some of the result.
+    /// * [`Error::PeerTimeout`], [`Error::PeerGone`], [`Error::PeerLeft`], [`Error::Mismatch`] and [`Error::Aborted`]
+    ///   end the group. The buffer then holds some of the input and some of the result.
     /// * [`Error::AlgorithmUnavailable`] if forced [`Options`] can't run on the host; nothing was started.
     pub fn all_reduce_in_place<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         let address = buffer.as_mut_ptr();
@@ -153,7 +223,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// [`Error::PeerTimeout`], [`Error::Mismatch`] or [`Error::Aborted`], the same on every rank.
+    /// [`Error::PeerTimeout`], [`Error::PeerGone`], [`Error::PeerLeft`], [`Error::Mismatch`] or [`Error::Aborted`], the
+    /// same on every rank.
     pub fn check(&self) -> Result<()> {
         self.group.check(self.rank)
     }
@@ -168,7 +239,8 @@ impl Communicator {
         AbortHandle { group: Arc::downgrade(&self.group) }
     }
 
-    /// The last finished epoch of every block, of rounds by flags and then of rounds by packets. Between calls, they are the same on all ranks that made the same calls.
+    /// The last finished epoch of every block, of rounds by flags and then of rounds by packets. Between calls, they
+    /// are the same on all ranks that made the same calls.
     pub fn epochs(&self) -> Vec<u32> {
         let segment = self.group.segment(self.rank);
         let blocks = 0..self.group.layout.max_blocks;
@@ -275,8 +347,8 @@ mod tests {
     use super::{super::group::Fault, *};
     use crate::Algorithm;
 
-    /// Field case A17 (vllm-project/vllm#43616): ranks that do the same call in different ways. Here the algorithm is all
-    /// that can differ, and no caller can make it.
+    /// Field case A17 (vllm-project/vllm#43616): ranks that do the same call in different ways. Here the algorithm is
+    /// all that can differ, and no caller can make it.
     #[test]
     fn different_algorithms_are_a_mismatch_that_names_both() {
         for world in [2, 4, 8] {
@@ -379,7 +451,8 @@ mod tests {
         }
     }
 
-    /// Field case A05 (lightseekorg/tokenspeed#351): algorithms that shared a counter drifted apart when they alternated.
+    /// Field case A05 (lightseekorg/tokenspeed#351): algorithms that shared a counter drifted apart when they
+    /// alternated.
     #[test]
     fn algorithms_may_alternate_and_the_epochs_stay_equal() {
         for (world, calls) in [(2, 10_000), (4, 2_000)] {

@@ -1,24 +1,29 @@
 //! What the ranks of a group share: their segments, and how the group ended if it did.
 
-use std::{sync::OnceLock, time::Duration};
+use std::time::Duration;
 
 use super::{
     packets::{self, Packets, Region},
+    record,
     segment::Segment,
     sync::{Memory, Ordering},
 };
+#[cfg(not(any(loom, shuttle)))]
+use crate::meeting::{Life, Lifelines, Seat};
 use crate::{
     Error, Options, Result,
     protocol::{bindings::PEERSUM_ABORT_BY_HOST, call, layout::Layout},
 };
 
-/// The shared side of a group. Every rank holds it by `Arc`, so no segment goes away while a peer may still touch it.
+/// The shared side of a group. Ranks that are threads hold one by `Arc`, those that are processes each have their own,
+/// of the same memory: so no segment goes away while a peer may still touch it.
 pub(super) struct Group {
     pub(super) layout: Layout,
     pub(super) timeout: Duration,
     segments: Vec<Segment>,
-    /// What the first rank that gave up, or the caller who aborted, left for all.
-    failure: OnceLock<Error>,
+    /// By which a rank that is a process sees whether others still are. Dropping them says that it leaves.
+    #[cfg(not(any(loom, shuttle)))]
+    lifelines: Option<Lifelines>,
     #[cfg(any(test, loom, shuttle))]
     pub(super) fault: Fault,
 }
@@ -31,10 +36,54 @@ impl Group {
             layout,
             timeout: options.timeout,
             segments,
-            failure: OnceLock::new(),
+            #[cfg(not(any(loom, shuttle)))]
+            lifelines: None,
             #[cfg(any(test, loom, shuttle))]
             fault: Fault::None,
         })
+    }
+
+    /// The group of the ranks of a meeting of processes. Returns once all have it.
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) fn join(layout: Layout, options: &Options, seat: &mut Seat) -> Result<Group> {
+        Memory::check_room(Packets::new(&layout).segment_bytes().saturating_mul(layout.world.into()))?;
+        let (own, file) = Segment::shared(&layout, options.first_epoch)?;
+        let (mut own, rank) = (Some(own), seat.rank());
+        let files = seat.all_gather_fds(vec![file])?;
+        let segments = files.iter().enumerate().map(|(peer, files)| match files.first() {
+            _ if peer == rank => own.take().ok_or(Error::RankTaken { rank }),
+            Some(file) => Segment::open(&layout, file)
+                .map_err(|error| Error::PeerFailed { peer, reason: format!("{error}, on rank {rank}") }),
+            None => Err(Error::PeerFailed { peer, reason: "it handed round no segment".into() }),
+        });
+        let segments = segments.collect::<Result<_>>()?;
+        let lifelines = Some(Lifelines::hand_round(seat)?);
+        // Nobody goes ahead before all can follow.
+        seat.all_gather(())?;
+        Ok(Group {
+            layout,
+            timeout: options.timeout,
+            segments,
+            lifelines,
+            #[cfg(test)]
+            fault: Fault::None,
+        })
+    }
+
+    /// Why rank `rank` waits for `peer` in vain, if it is a process that has left or is gone.
+    pub(super) fn lost(&self, rank: u32, peer: u32) -> Option<Error> {
+        #[cfg(not(any(loom, shuttle)))]
+        if let Some(lifelines) = &self.lifelines {
+            let life = lifelines.look(peer as usize);
+            let (rank, peer) = (rank as usize, peer as usize);
+            return match life {
+                Life::Here => None,
+                Life::Left => Some(Error::PeerLeft { rank, peer }),
+                Life::Gone => Some(Error::PeerGone { rank, peer }),
+            };
+        }
+        let _ = (rank, peer);
+        None
     }
 
     pub(super) fn segment(&self, rank: u32) -> &Segment {
@@ -43,31 +92,40 @@ impl Group {
 
     /// The group's failure, as rank `rank` can know of it.
     pub(super) fn check(&self, rank: u32) -> Result<()> {
-        if self.segment(rank).load_abort_acquire() == 0 {
-            return Ok(());
+        match self.segment(rank).load_abort_acquire() {
+            0 => Ok(()),
+            word => Err(self.failure(word)),
         }
-        // The failure is set before any abort word.
-        Err(self.failure.get().cloned().unwrap_or(Error::Aborted { by: None }))
     }
 
     /// Ends the group because rank `rank` gave up. Returns what ended it, which is another error if another was first.
+    ///
+    /// For that rank alone, which is in no call afterwards.
     #[cold]
     pub(super) fn give_up(&self, rank: u32, error: Error) -> Error {
-        self.end(1 + rank, error)
+        self.segment(rank).set_record(record::to_words(&error));
+        self.end(1 + rank)
     }
 
     /// Ends the group because the caller asked.
     #[cold]
     pub(super) fn abort(&self) {
-        self.end(PEERSUM_ABORT_BY_HOST, Error::Aborted { by: None });
+        self.end(PEERSUM_ABORT_BY_HOST);
     }
 
-    fn end(&self, word: u32, error: Error) -> Error {
-        let failure = self.failure.get_or_init(|| error).clone();
+    fn end(&self, word: u32) -> Error {
+        let first = self.segment(0).enter_first(word);
         for segment in &self.segments {
-            segment.store_abort_release(word);
+            segment.store_abort_release(first);
         }
-        failure
+        self.failure(first)
+    }
+
+    /// What an abort word says.
+    fn failure(&self, word: u32) -> Error {
+        let by = (word != PEERSUM_ABORT_BY_HOST).then(|| word as usize - 1);
+        let record = by.and_then(|rank| self.segments.get(rank)).map(Segment::record);
+        record.and_then(record::from_words).unwrap_or(Error::Aborted { by })
     }
 
     /// The half of the staging that round `epoch` uses.

@@ -12,6 +12,7 @@ mod loom_rounds;
 mod packet_exchange;
 mod packets;
 mod priors;
+mod record;
 mod reduce;
 mod segment;
 #[cfg(all(test, shuttle))]
@@ -32,3 +33,9 @@ pub const ALGORITHMS: [crate::Algorithm; 6] = [
     crate::Algorithm::OneShotLl,
     crate::Algorithm::TwoShotLl,
 ];
+
+/// Gives the bytes to every parser of this module.
+#[cfg(all(fuzzing, not(any(loom, shuttle))))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    record::fuzz(bytes);
+}

@@ -1,15 +1,18 @@
 //! One rank's segment: the words and slots of `protocol::layout`, by name.
 
 use std::mem::offset_of;
+#[cfg(not(any(loom, shuttle)))]
+use std::os::fd::OwnedFd;
 
 use super::{
     packets::{Packets, Region},
+    record,
     sync::{AtomicU32, AtomicU64, Held, Memory, Ordering},
 };
 use crate::{
     Result,
     protocol::{
-        bindings::peersum_control,
+        bindings::{PEERSUM_CONTROL_BYTES, peersum_control},
         call::{self, Call, Flag},
         layout::Layout,
     },
@@ -25,12 +28,29 @@ pub(super) struct Segment {
 impl Segment {
     /// A segment with no flag set and no packet, whose blocks have all finished `first_epoch` in both regions.
     pub(super) fn new(layout: &Layout, first_epoch: u32) -> Result<Segment> {
-        let segment = Segment { layout: *layout, packets: Packets::new(layout), memory: Memory::new(layout)? };
+        Ok(Segment::fresh(layout, first_epoch, Memory::new(layout)?))
+    }
+
+    /// Such a segment, and the descriptor by which other processes open it.
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) fn shared(layout: &Layout, first_epoch: u32) -> Result<(Segment, OwnedFd)> {
+        let (memory, file) = Memory::shared(layout)?;
+        Ok((Segment::fresh(layout, first_epoch, memory), file))
+    }
+
+    /// The segment of a rank that is another process.
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) fn open(layout: &Layout, file: &OwnedFd) -> Result<Segment> {
+        Ok(Segment { layout: *layout, packets: Packets::new(layout), memory: Memory::open(layout, file)? })
+    }
+
+    fn fresh(layout: &Layout, first_epoch: u32, memory: Memory) -> Segment {
+        let segment = Segment { layout: *layout, packets: Packets::new(layout), memory };
         for block in 0..layout.max_blocks {
             segment.set_epoch(Region::Flags, block, first_epoch);
             segment.set_epoch(Region::Packets, block, first_epoch);
         }
-        Ok(segment)
+        segment
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -54,11 +74,30 @@ impl Segment {
         }
     }
 
-    /// The call that the owner is in. For the owner, or for who has acquired a flag of that call which it does not answer:
-    /// then the owner stays in that call until the group ends.
+    /// The call that the owner is in. For the owner, or for who has acquired a flag of that call which it does not
+    /// answer: then the owner stays in that call until the group ends.
     pub(super) fn call(&self) -> Option<Call> {
         let word = |index| self.memory.word_64(call_offset(index)).load(Ordering::Relaxed);
         Call::from_words(std::array::from_fn(word))
+    }
+
+    /// Leaves why the owner gives up. For the owner alone, once, before it enters itself as the first.
+    pub(super) fn set_record(&self, words: [u64; record::WORDS]) {
+        for (index, word) in words.into_iter().enumerate() {
+            self.memory.word_64(record_offset(index)).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Why the owner gave up. For who has acquired that it did.
+    pub(super) fn record(&self) -> [u64; record::WORDS] {
+        std::array::from_fn(|index| self.memory.word_64(record_offset(index)).load(Ordering::Relaxed))
+    }
+
+    /// Enters what ended the group, in the form of the abort word, unless something is entered. Returns what is then.
+    /// Only the entry of rank 0's segment counts.
+    pub(super) fn enter_first(&self, word: u32) -> u32 {
+        let first = self.memory.word_32(offset_of!(peersum_control, claimed) as u64);
+        first.compare_exchange(0, word, Ordering::AcqRel, Ordering::Acquire).err().unwrap_or(word)
     }
 
     /// What ended the group: 0, or 1 + the rank that gave up, or `PEERSUM_ABORT_BY_HOST`.
@@ -146,10 +185,18 @@ fn call_offset(index: usize) -> u64 {
     (offset_of!(peersum_control, host_call) + index * size_of::<u64>()) as u64
 }
 
+/// The record lies behind what both backends have in their control.
+fn record_offset(index: usize) -> u64 {
+    const END: usize = size_of::<peersum_control>() + record::WORDS * size_of::<u64>();
+    const { assert!(END <= PEERSUM_CONTROL_BYTES as usize) };
+    debug_assert!(index < record::WORDS);
+    (size_of::<peersum_control>() + index * size_of::<u64>()) as u64
+}
+
 /// Where the words of 8 bytes of the control lie that this backend uses.
 #[cfg(any(loom, shuttle))]
 pub(super) fn control_words_64() -> impl Iterator<Item = u64> {
-    (0..call::WORDS).map(call_offset)
+    (0..call::WORDS).map(call_offset).chain((0..record::WORDS).map(record_offset))
 }
 
 /// Where those of 4 bytes lie.
@@ -157,5 +204,6 @@ pub(super) fn control_words_64() -> impl Iterator<Item = u64> {
 pub(super) fn control_words(layout: &Layout) -> impl Iterator<Item = u64> {
     let epochs = (0..layout.max_blocks).map(epoch_offset);
     let of_packets = (0..layout.max_blocks).map(|block| Packets::new(layout).epoch(block));
-    epochs.chain(of_packets).chain([offset_of!(peersum_control, abort) as u64])
+    let ends = [offset_of!(peersum_control, abort), offset_of!(peersum_control, claimed)];
+    epochs.chain(of_packets).chain(ends.map(|offset| offset as u64))
 }

@@ -1,5 +1,7 @@
 //! The one bounded wait.
 
+use std::time::Duration;
+
 use super::{
     group::Group,
     packets::Region,
@@ -7,13 +9,16 @@ use super::{
 };
 use crate::{Error, Phase, Result, protocol::call::Flag};
 
-/// Polls before the first yield, about 1.5 µs: a peer that runs answers within it. Spinning on would be for nothing where
-/// the peer waits for this core.
+/// Polls before the first yield, about 1.5 µs: a peer that runs answers within it. Spinning on would be for nothing
+/// where the peer waits for this core.
 ///
 /// shuttle has no time, and is to get to the looks; loom gets there once nobody else can go on.
 const SPINS: u32 = if cfg!(shuttle) { 2 } else { 100 };
 /// Yields between two looks at the abort word and the clock.
 const YIELDS: u32 = if cfg!(shuttle) { 2 } else { 16 };
+
+/// Between two looks at whether the peer's process still is, which is a system call.
+const LIFE: Duration = Duration::from_micros(500);
 
 /// A rank's wait for its peers in one round.
 pub(super) struct Wait<'a> {
@@ -58,6 +63,7 @@ impl Wait<'_> {
     #[cold]
     fn patiently(&self, peer: u32, started: &mut Option<Instant>, poll: &dyn Fn() -> Result<bool>) -> Result<()> {
         let started = *started.get_or_insert_with(Instant::now);
+        let mut next_look = started.elapsed().saturating_add(LIFE);
         loop {
             for _ in 0..YIELDS {
                 if poll()? {
@@ -68,14 +74,22 @@ impl Wait<'_> {
             let ended = self.group.check(self.rank);
             let elsewhere = ended.is_ok() && self.is_elsewhere(peer);
             let waited = started.elapsed();
-            // This thread may have slept since the last poll. A peer that went on, to another call or until the group
-            // ended, sent what this round needs before.
+            let mut lost = None;
+            if waited >= next_look {
+                next_look = waited.saturating_add(LIFE);
+                lost = self.group.lost(self.rank, peer);
+            }
+            // This thread may have slept since the last poll. A peer that went on, to another call, until the group
+            // ended or out of it, sent what this round needs before.
             if poll()? {
                 return Ok(());
             }
             ended?;
             if elsewhere {
                 return Err(self.give_up_on_other_call(peer));
+            }
+            if let Some(error) = lost {
+                return Err(self.group.give_up(self.rank, error));
             }
             if waited >= self.group.timeout {
                 return Err(self.group.give_up(

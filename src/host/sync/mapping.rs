@@ -2,79 +2,48 @@
 
 use std::{
     fs as files,
+    os::fd::OwnedFd,
     ptr::{self, NonNull},
 };
 
-use rustix::{
-    fs::{self, FallocateFlags, MemfdFlags},
-    mm::{self, MapFlags, ProtFlags},
-    param,
-};
-
 use super::{AtomicU32, AtomicU64};
-use crate::{Error, Result, host::packets::Packets, protocol::layout::Layout};
+use crate::{Error, Result, host::packets::Packets, protocol::layout::Layout, sealed::Sealed};
 
 /// The memory of one segment: zeroed, page-aligned, whole pages.
 ///
-/// Offsets are a [`Layout`]'s, and those of the [`Packets`] behind it. The atomics may be used by any thread at any time; the payload's methods are unsafe, since
-/// only the protocol keeps a reader and a writer apart.
+/// Offsets are a [`Layout`]'s, and those of the [`Packets`] behind it. The atomics may be used by any thread at any
+/// time; the payload's methods are unsafe, since only the protocol keeps a reader and a writer apart. Threads of other
+/// processes that have opened the memory are as those of this one: the meeting lets in none but this library's, of the
+/// same version.
 #[derive(Debug)]
 pub(in crate::host) struct Memory {
-    base: NonNull<u8>,
-    bytes: usize,
+    mapping: Sealed,
 }
 
-// SAFETY: the mapping belongs to this value alone and is not tied to a thread. What it holds is reached through atomics,
-// or through unsafe methods whose callers keep accesses apart.
-unsafe impl Send for Memory {}
-// SAFETY: as for Send.
-unsafe impl Sync for Memory {}
-
 impl Memory {
-    /// Memory for a segment of this layout. The pages are reserved here, so that a machine without room for them answers
-    /// with an error now and not with SIGBUS in a call.
+    /// Memory for a segment of this layout. The pages are reserved here, so that a machine without room for them
+    /// answers with an error now and not with SIGBUS in a call.
     pub(in crate::host) fn new(layout: &Layout) -> Result<Memory> {
-        let failed = |call| move |errno: rustix::io::Errno| Error::System { call, reason: errno.to_string() };
-        let wanted = Packets::new(layout).segment_bytes();
-        let bytes = usize::try_from(wanted)
-            .ok()
-            .and_then(|bytes| bytes.checked_next_multiple_of(param::page_size()))
-            .ok_or_else(|| Error::System {
-            call: "sizing a segment",
-            reason: format!("{wanted} bytes are more than memory can be addressed by"),
-        })?;
-        let file = fs::memfd_create("peersum", MemfdFlags::CLOEXEC).map_err(failed("memfd_create for a segment"))?;
-        fs::ftruncate(&file, bytes as u64).map_err(failed("ftruncate of a segment"))?;
-        // EINTR is the one failure that a second try cures.
-        loop {
-            match fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64) {
-                Err(rustix::io::Errno::INTR) => {}
-                result => break result.map_err(failed("fallocate of a segment"))?,
-            }
-        }
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this program.
-        let base = unsafe {
-            mm::mmap(
-                ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::POPULATE,
-                &file,
-                0,
-            )
-        }
-        .map_err(failed("mmap of a segment"))?;
-        let base = NonNull::new(base.cast()).ok_or_else(|| Error::System {
-            call: "mmap of a segment",
-            reason: "the kernel mapped it at address 0".into(),
-        })?;
-        Ok(Memory { base, bytes })
+        Memory::shared(layout).map(|(memory, _)| memory)
+    }
+
+    /// Such memory, and the descriptor by which other processes [open](Memory::open) it. Its size can't change any
+    /// more.
+    pub(in crate::host) fn shared(layout: &Layout) -> Result<(Memory, OwnedFd)> {
+        let (mapping, file) = Sealed::create(Packets::new(layout).segment_bytes())?;
+        Ok((Memory { mapping }, file))
+    }
+
+    /// The memory of another process, for a segment of this layout. What could shrink under this process, and end it by
+    /// SIGBUS, is refused, as is what has another size.
+    pub(in crate::host) fn open(layout: &Layout, file: &OwnedFd) -> Result<Memory> {
+        Ok(Memory { mapping: Sealed::open(Packets::new(layout).segment_bytes(), file)? })
     }
 
     /// Whether the machine has room for segments of so many bytes together.
     ///
-    /// The system would reserve page after page until it has none left, and then end processes of its choice; so a group
-    /// asks first. Nobody can say what others take meanwhile: this catches what could never fit.
+    /// The system would reserve page after page until it has none left, and then end processes of its choice; so a
+    /// group asks first. Nobody can say what others take meanwhile: this catches what could never fit.
     pub(in crate::host) fn check_room(bytes: u64) -> Result<()> {
         let text = files::read_to_string("/proc/meminfo").unwrap_or_default();
         match available_bytes(&text) {
@@ -88,15 +57,15 @@ impl Memory {
 
     /// Bytes of the mapping.
     pub(in crate::host) fn bytes(&self) -> usize {
-        self.bytes
+        self.mapping.bytes()
     }
 
     /// The word at `offset`, which must be a control word's.
     pub(in crate::host) fn word_32(&self, offset: u64) -> &AtomicU32 {
         let word = self.at(offset, size_of::<AtomicU32>()).cast::<AtomicU32>();
         assert!(word.is_aligned());
-        // SAFETY: `at` checked the bounds and the line above the alignment; the memory lives as long as `self`, every bit
-        // pattern is a value, and control words are touched through this method alone.
+        // SAFETY: `at` checked the bounds and the line above the alignment; the memory lives as long as `self`, every
+        // bit pattern is a value, and control words are touched through this method alone.
         unsafe { word.as_ref() }
     }
 
@@ -121,12 +90,12 @@ impl Memory {
     ///
     /// # Safety
     ///
-    /// `from` is readable for `bytes` bytes. The range holds no word that is used as an atomic, and every access to it by
-    /// another thread happens before this call or after it.
+    /// `from` is readable for `bytes` bytes. The range holds no word that is used as an atomic, and every access to it
+    /// by another thread happens before this call or after it.
     pub(in crate::host) unsafe fn copy_in(&self, offset: u64, from: *const u8, bytes: usize) {
         let to = self.at(offset, bytes);
-        // SAFETY: `at` checked the bounds; the caller vouches for `from` and that nobody else is there. A caller's buffer
-        // is never in a segment, which no public function gives out, so the ranges are apart.
+        // SAFETY: `at` checked the bounds; the caller vouches for `from` and that nobody else is there. A caller's
+        // buffer is never in a segment, which no public function gives out, so the ranges are apart.
         unsafe { ptr::copy_nonoverlapping(from, to.as_ptr(), bytes) }
     }
 
@@ -153,18 +122,10 @@ impl Memory {
 
     #[inline(always)]
     fn at(&self, offset: u64, bytes: usize) -> NonNull<u8> {
-        let fits = offset.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes as u64);
-        assert!(fits, "{bytes} bytes at {offset} are outside the segment of {} bytes", self.bytes);
+        let fits = offset.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes() as u64);
+        assert!(fits, "{bytes} bytes at {offset} are outside the segment of {} bytes", self.bytes());
         // SAFETY: the sum stays within the mapping, as just checked.
-        unsafe { self.base.add(offset as usize) }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, of just this size, and whoever could use it held a reference to this
-        // value. An error would mean that it is not mapped; nothing better than leaving it can be done then.
-        let _ = unsafe { mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+        unsafe { self.mapping.base().add(offset as usize) }
     }
 }
 
@@ -211,5 +172,28 @@ mod tests {
             let outside = std::panic::AssertUnwindSafe(|| memory.word_64(offset));
             assert!(std::panic::catch_unwind(outside).is_err(), "{offset}");
         }
+    }
+
+    #[test]
+    fn a_segment_is_opened_as_it_was_made_or_not_at_all() {
+        let layout = Layout::new(2, 1, 4 * 128).unwrap();
+        let (memory, file) = Memory::shared(&layout).unwrap();
+        let other = Memory::open(&layout, &file).unwrap();
+        memory.word_64(0).store(42, super::super::Ordering::Relaxed);
+        assert_eq!(other.word_64(0).load(super::super::Ordering::Relaxed), 42);
+        assert!(fs::ftruncate(&file, 0).is_err(), "sealed");
+
+        let refused = |file: &OwnedFd, words: &str| {
+            let error = Memory::open(&layout, file).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        let longer = Memory::shared(&Layout::new(2, 1, 1 << 20).unwrap()).unwrap().1;
+        refused(&longer, "bytes, not");
+        let open = fs::memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        fs::ftruncate(&open, memory.bytes() as u64).unwrap();
+        refused(&open, "not sealed");
+        fs::fcntl_add_seals(&open, SealFlags::GROW | SealFlags::SEAL).unwrap();
+        refused(&open, "not sealed");
+        refused(&files::File::open("/dev/null").unwrap().into(), "no seals");
     }
 }

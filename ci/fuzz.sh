@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Every parser that reads bytes from outside, under libFuzzer. With the flags of cargo-fuzz, which it needs not, and without
+# a sanitizer, which would need a nightly Rust: the parsers have no unsafe code.
+# usage: ci/fuzz.sh [SECONDS]
+set -euo pipefail
+cd "$(dirname "$0")/../fuzz"
+host=$(rustc -vV | sed -n 's/^host: //p')
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-../target}/fuzz
+export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
+  -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
+  -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions"
+cargo build --release --target "$host"
+"$CARGO_TARGET_DIR/$host/release/messages" -max_total_time="${1:-60}" -max_len=2000 -rss_limit_mb=512 -malloc_limit_mb=16

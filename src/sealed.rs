@@ -1,0 +1,117 @@
+//! Memory that processes share by descriptor, and whose size no process can change under another.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    ptr::{self, NonNull},
+};
+
+use rustix::{
+    fs::{self, FallocateFlags, MemfdFlags, SealFlags},
+    mm::{self, MapFlags, ProtFlags},
+    param,
+};
+
+use crate::{Error, Result};
+
+/// A shared mapping of whole pages, zeroed at first. It has no name, and the system frees it with the last process that has
+/// it or its descriptor.
+#[derive(Debug)]
+pub(crate) struct Sealed {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone and is not tied to a thread; what is done with the address is unsafe.
+unsafe impl Send for Sealed {}
+// SAFETY: as for Send.
+unsafe impl Sync for Sealed {}
+
+/// What the file may never do again.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+impl Sealed {
+    /// Such memory of at least so many bytes, and the descriptor by which other processes [open](Sealed::open) it. The
+    /// pages are reserved here, so that a machine without room for them answers with an error now and not with SIGBUS later.
+    pub(crate) fn create(bytes: u64) -> Result<(Sealed, OwnedFd)> {
+        let bytes = pages(bytes)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = fs::memfd_create("peersum", flags).map_err(failed("memfd_create for a segment"))?;
+        fs::ftruncate(&file, bytes as u64).map_err(failed("ftruncate of a segment"))?;
+        // EINTR is the one failure that a second try cures.
+        loop {
+            match fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64) {
+                Err(rustix::io::Errno::INTR) => {}
+                result => break result.map_err(failed("fallocate of a segment"))?,
+            }
+        }
+        fs::fcntl_add_seals(&file, SEALS).map_err(failed("sealing a segment"))?;
+        Ok((Sealed::map(&file, bytes)?, file))
+    }
+
+    /// The memory of another process, of the pages that so many bytes need. What could shrink under this process, and end it
+    /// by SIGBUS, is refused, as is what has another size.
+    pub(crate) fn open(bytes: u64, file: &OwnedFd) -> Result<Sealed> {
+        let bytes = pages(bytes)?;
+        let refused = |reason: String| Error::System { call: "opening a peer's segment", reason };
+        let seals = fs::fcntl_get_seals(file).map_err(|errno| refused(format!("it has no seals: {errno}")))?;
+        if !seals.contains(SEALS) {
+            return Err(refused("its size is not sealed".into()));
+        }
+        let size = fs::fstat(file).map_err(failed("fstat of a peer's segment"))?.st_size;
+        if u64::try_from(size) != Ok(bytes as u64) {
+            return Err(refused(format!("it has {size} bytes, not {bytes}")));
+        }
+        Sealed::map(file, bytes)
+    }
+
+    fn map(file: &OwnedFd, bytes: usize) -> Result<Sealed> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this program.
+        let base = unsafe {
+            mm::mmap(
+                ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::POPULATE,
+                file.as_fd(),
+                0,
+            )
+        }
+        .map_err(failed("mmap of a segment"))?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| Error::System {
+            call: "mmap of a segment",
+            reason: "the kernel mapped it at address 0".into(),
+        })?;
+        Ok(Sealed { base, bytes })
+    }
+
+    /// Bytes of the mapping: whole pages.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where it starts.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+}
+
+impl Drop for Sealed {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, of just this size, and whoever could use it held a reference to this
+        // value. An error would mean that it is not mapped; nothing better than leaving it can be done then.
+        let _ = unsafe { mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// So many bytes, in whole pages.
+fn pages(wanted: u64) -> Result<usize> {
+    let bytes = usize::try_from(wanted).ok().and_then(|bytes| bytes.checked_next_multiple_of(param::page_size()));
+    bytes.ok_or_else(|| Error::System {
+        call: "sizing a segment",
+        reason: format!("{wanted} bytes are more than memory can be addressed by"),
+    })
+}
+
+fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
+    move |errno| Error::System { call, reason: errno.to_string() }
+}

@@ -1,0 +1,266 @@
+//! Ranks as processes that do as they are told, line by line, and say what came of it.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::unix::process::CommandExt,
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::{self, Receiver},
+    time::{Duration, Instant},
+};
+
+use half::{bf16, f16};
+use peersum::{
+    Meeting, Options, ReduceOp,
+    host::{self, Communicator},
+};
+
+use crate::common::{Value, assert_bits, integer, integer_sum, references, wild};
+
+/// Nothing that is not meant to takes as long.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// What is noticed at once is noticed within this, on a busy machine.
+pub const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// A process that obeys. It is killed with the test.
+pub struct Rank {
+    child: Child,
+    commands: Option<ChildStdin>,
+    answers: Receiver<String>,
+}
+
+impl Rank {
+    /// A process with these variables in its environment, and none that a launcher sets beside them.
+    pub fn start(variables: &[(&str, &str)]) -> Rank {
+        Rank::start_as(None, variables).expect("this executable can be started")
+    }
+
+    /// The same as another user.
+    pub fn start_as(user: Option<u32>, variables: &[(&str, &str)]) -> std::io::Result<Rank> {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        for name in
+            ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PEERSUM_SECRET", "PEERSUM_GROUP"]
+        {
+            command.env_remove(name);
+        }
+        command.args(["--exact", "harness::obey", "--nocapture", "--test-threads=1"]);
+        command.env("PEERSUM_TEST_OBEY", "1").envs(variables.iter().copied());
+        if let Some(user) = user {
+            command.uid(user);
+        }
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (commands, lines) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()).lines());
+        let (send, answers) = mpsc::channel();
+        std::thread::spawn(move || {
+            // What the test harness prints comes between.
+            for line in lines.map_while(Result::ok) {
+                if let Some((_, answer)) = line.split_once("@ ") {
+                    let _ = send.send(answer.to_owned());
+                }
+            }
+        });
+        Ok(Rank { child, commands, answers })
+    }
+
+    /// The ranks of a job of so many, as `peersum launch` would start them.
+    pub fn job(world: usize) -> Vec<Rank> {
+        let secret = secret();
+        let world_size = world.to_string();
+        let start = |rank: usize| {
+            let rank = rank.to_string();
+            Rank::start(&[("PEERSUM_RANK", &rank), ("PEERSUM_WORLD_SIZE", &world_size), ("PEERSUM_SECRET", &secret)])
+        };
+        (0..world).map(start).collect()
+    }
+
+    pub fn tell(&mut self, command: &str) {
+        writeln!(self.commands.as_mut().unwrap(), "{command}").unwrap();
+    }
+
+    /// The next answer.
+    #[track_caller]
+    pub fn answer(&mut self) -> String {
+        self.answer_within(PATIENCE).expect("an answer in time")
+    }
+
+    pub fn answer_within(&mut self, limit: Duration) -> Option<String> {
+        self.answers.recv_timeout(limit).ok()
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// As `kill -9` does.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Lets it end by itself, and says whether it did so in peace.
+    pub fn end(mut self) -> bool {
+        self.commands.take();
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.success();
+            }
+            assert!(Instant::now() < until, "process {} does not end", self.id());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Of this test alone.
+pub fn secret() -> String {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    format!("{} {}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Tells all the same, and returns what each answers.
+#[track_caller]
+pub fn all(ranks: &mut [Rank], command: &str) -> Vec<String> {
+    ranks.iter_mut().for_each(|rank| rank.tell(command));
+    ranks.iter_mut().map(Rank::answer).collect()
+}
+
+/// Tells all the same, which all must do.
+#[track_caller]
+pub fn all_do(ranks: &mut [Rank], command: &str) {
+    for (rank, answer) in all(ranks, command).into_iter().enumerate() {
+        assert_eq!(answer, "done", "{command}, rank {rank}");
+    }
+}
+
+/// The other side: does what it is told until there is nothing more.
+#[test]
+fn obey() {
+    if std::env::var_os("PEERSUM_TEST_OBEY").is_none() {
+        return;
+    }
+    let mut communicators: Vec<Communicator> = Vec::new();
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let answer = match perform(&mut communicators, &words) {
+            Ok(answer) => answer,
+            Err(error) => format!("{error:?} | {error}"),
+        };
+        println!("@ {answer}");
+    }
+}
+
+fn perform(communicators: &mut Vec<Communicator>, words: &[&str]) -> Result<String, peersum::Error> {
+    let given = |name: &str| words.iter().find_map(|word| word.split_once('=').filter(|word| word.0 == name));
+    let text = |name: &str| given(name).map(|(_, value)| value);
+    let number = |name: &str| text(name).map(|value| value.parse::<usize>().unwrap());
+    let millis = |name: &str, default| Duration::from_millis(number(name).unwrap_or(default) as u64);
+    match words[0] {
+        "meet" => {
+            let algorithm = text("algorithm").map(|name| name.parse().unwrap());
+            let mut options = Options::default().timeout(millis("timeout", 20_000));
+            options.algorithm = algorithm;
+            options.staging_bytes = number("staging").or(Some(1 << 16));
+            let (rank, world) = (number("rank").unwrap_or(0), number("world").unwrap_or(1));
+            let mut meeting = match text("at") {
+                Some(path) if path.starts_with('/') => Meeting::at_path(path, rank, world),
+                Some(address) => Meeting::at_address(address, rank, world),
+                None => Meeting::from_env()?,
+            };
+            meeting = meeting.timeout(millis("wait", 20_000));
+            if let Some(group) = text("group") {
+                meeting = meeting.group(group);
+            }
+            if let Some(secret) = text("secret") {
+                meeting = meeting.secret(secret);
+            }
+            if let Some(ranks) = text("among") {
+                let ranks: Vec<_> = ranks.split(',').map(|rank| rank.parse().unwrap()).collect();
+                meeting = meeting.among(&ranks)?;
+            }
+            communicators.push(Communicator::meet(&meeting, &options)?);
+        }
+        "reduce" => {
+            let calls = number("calls").unwrap_or(1);
+            let communicator = &mut communicators[number("of").unwrap_or(0)];
+            for call in 0..calls {
+                let count = number("count").unwrap_or(1 + call * 7 % 3000);
+                reduce(communicator, call, count)?;
+            }
+        }
+        "values" => values(&mut communicators[0])?,
+        "check" => communicators[number("of").unwrap_or(0)].check()?,
+        "abort" => communicators[0].abort(),
+        "leave" => communicators.clear(),
+        // Without telling anybody, as a program that calls exit() in the middle.
+        "forget" => communicators.drain(..).for_each(std::mem::forget),
+        // Leaves all its descriptors to a child that lives on.
+        "bequeath" => {
+            for number in 3..100 {
+                // SAFETY: the number may be of no descriptor, which is an error of the call alone; nothing is closed.
+                let descriptor = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
+                let _ = rustix::io::fcntl_setfd(descriptor, rustix::io::FdFlags::empty());
+            }
+            let mut heir = Command::new("sleep");
+            heir.arg("20").stdin(Stdio::null()).stdout(Stdio::null());
+            #[expect(clippy::zombie_processes, reason = "the test kills both, this process first")]
+            let heir = heir.spawn().unwrap();
+            return Ok(heir.id().to_string());
+        }
+        "epochs" => return Ok(format!("{:?}", communicators[0].epochs())),
+        "open" => return Ok(format!("{}", std::fs::read_dir("/proc/self/fd").unwrap().count())),
+        "mapped" => {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            return Ok(format!("{}", maps.lines().filter(|line| line.contains("memfd:peersum")).count()));
+        }
+        word => panic!("{word} is no command"),
+    }
+    Ok("done".into())
+}
+
+/// A call whose sums are exact in any order.
+fn reduce(communicator: &mut Communicator, call: usize, count: usize) -> Result<(), peersum::Error> {
+    let input: Vec<f32> = (0..count).map(|index| integer(call, communicator.rank(), index)).collect();
+    let mut output = vec![f32::NAN; count];
+    communicator.all_reduce(&input, &mut output, ReduceOp::Sum)?;
+    for (index, sum) in output.into_iter().enumerate() {
+        assert_eq!(sum, integer_sum(call, communicator.world_size(), index), "call {call}, element {index}");
+    }
+    Ok(())
+}
+
+/// All types and reductions, in place and out of place, against the reference's bits.
+fn values(communicator: &mut Communicator) -> Result<(), peersum::Error> {
+    fn of<T: Value>(communicator: &mut Communicator) -> Result<(), peersum::Error> {
+        let (rank, world) = (communicator.rank(), communicator.world_size());
+        for count in [1, 3, 64, 1237, 40_001] {
+            let inputs: Vec<Vec<T>> = (0..world).map(|rank| wild(count as u64, rank, count)).collect();
+            for op in ReduceOp::ALL {
+                let expected = references(op, &inputs);
+                let what = format!("{op} of {count} on rank {rank}");
+                let mut output = vec![T::of_bits(0x4242_4242); count];
+                communicator.all_reduce(&inputs[rank], &mut output, op)?;
+                assert_bits(&what, &output, &expected);
+                let mut buffer = inputs[rank].clone();
+                communicator.all_reduce_in_place(&mut buffer, op)?;
+                assert_bits(&what, &buffer, &expected);
+            }
+        }
+        Ok(())
+    }
+    of::<f32>(communicator)?;
+    of::<f16>(communicator)?;
+    of::<bf16>(communicator)
+}
+
+/// As a command names them.
+pub fn algorithms() -> impl Iterator<Item = String> {
+    host::ALGORITHMS.into_iter().map(|algorithm| algorithm.to_string())
+}

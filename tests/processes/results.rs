@@ -1,0 +1,61 @@
+//! What processes compute.
+
+use crate::harness::{Rank, algorithms, all, all_do};
+
+#[test]
+fn four_processes_get_the_references_bits_of_every_type_reduction_and_algorithm() {
+    let mut ranks = Rank::job(4);
+    for algorithm in algorithms() {
+        all_do(&mut ranks, &format!("meet algorithm={algorithm}"));
+        all_do(&mut ranks, "values");
+        all_do(&mut ranks, "leave");
+    }
+    assert!(ranks.into_iter().all(Rank::end));
+}
+
+#[test]
+fn a_thousand_calls_of_four_processes_are_right_and_their_epochs_stay_equal() {
+    let mut ranks = Rank::job(4);
+    all_do(&mut ranks, "meet");
+    all_do(&mut ranks, "reduce calls=1000");
+    let epochs = all(&mut ranks, "epochs");
+    assert!(epochs.iter().all(|epoch| *epoch == epochs[0]), "{epochs:?}");
+    all_do(&mut ranks, "check");
+    assert!(ranks.into_iter().all(Rank::end));
+}
+
+#[test]
+fn one_process_is_a_group_too() {
+    let mut ranks = Rank::job(1);
+    all_do(&mut ranks, "meet");
+    all_do(&mut ranks, "values");
+    assert!(ranks.into_iter().all(Rank::end));
+}
+
+#[test]
+fn calls_that_differ_are_the_same_error_in_every_process() {
+    let mut ranks = Rank::job(3);
+    all_do(&mut ranks, "meet");
+    for (rank, count) in ranks.iter_mut().zip([100, 200, 100]) {
+        rank.tell(&format!("reduce count={count}"));
+    }
+    let errors: Vec<_> = ranks.iter_mut().map(Rank::answer).collect();
+    assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
+    assert!(errors[0].starts_with("Mismatch") && errors[0].contains("all_reduce of 200 x f32"), "{errors:?}");
+    assert_eq!(all(&mut ranks, "check"), errors);
+}
+
+#[test]
+fn an_abort_reaches_every_process() {
+    let mut ranks = Rank::job(3);
+    all_do(&mut ranks, "meet");
+    ranks[0].tell("reduce count=10");
+    ranks[1].tell("reduce count=10");
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    ranks[2].tell("abort");
+    assert_eq!(ranks[2].answer(), "done");
+    for rank in &mut ranks[..2] {
+        assert!(rank.answer().starts_with("Aborted { by: None }"));
+    }
+    assert!(all(&mut ranks, "check").iter().all(|error| error.starts_with("Aborted { by: None }")));
+}
