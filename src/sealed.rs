@@ -115,3 +115,33 @@ fn pages(wanted: u64) -> Result<usize> {
 fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
     move |errno| Error::System { call, reason: errno.to_string() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_opened_as_it_was_made_or_not_at_all() {
+        let (memory, file) = Sealed::create(5000).unwrap();
+        assert_eq!(memory.bytes() % param::page_size(), 0);
+        let other = Sealed::open(5000, &file).unwrap();
+        // SAFETY: both are mappings of at least so many bytes, and no other thread is here.
+        unsafe {
+            memory.base().add(4999).write_volatile(42);
+            assert_eq!(other.base().add(4999).read_volatile(), 42);
+        }
+        assert!(fs::ftruncate(&file, 0).is_err(), "sealed");
+
+        let refused = |file: &OwnedFd, words: &str| {
+            let error = Sealed::open(5000, file).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        refused(&Sealed::create(1 << 20).unwrap().1, "bytes, not");
+        let open = fs::memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        fs::ftruncate(&open, memory.bytes() as u64).unwrap();
+        refused(&open, "not sealed");
+        fs::fcntl_add_seals(&open, SealFlags::GROW | SealFlags::SEAL).unwrap();
+        refused(&open, "not sealed");
+        refused(&std::fs::File::open("/dev/null").unwrap().into(), "no seals");
+    }
+}

@@ -468,7 +468,7 @@ mod tests {
                     let mut buffer: Vec<_> = (0..count).map(|index| value(communicator.rank(), index)).collect();
                     communicator.all_reduce_in_place(&mut buffer, ReduceOp::Sum).unwrap();
                     for (index, &sum) in buffer.iter().enumerate() {
-                        assert_eq!(sum, (0..world).map(|rank| value(rank, index)).sum(), "call {call}, {index}");
+                        assert_eq!(sum, (0..world).map(|rank| value(rank, index)).sum::<f32>(), "call {call}, {index}");
                     }
                 }
                 communicator.epochs()

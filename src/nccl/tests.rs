@@ -262,8 +262,9 @@ fn an_init_call_that_does_not_return_ends_at_the_deadline_for_all() {
     let stub = Stub::new(variants::V2_32);
     stub.block_init(1, true);
     let reason = declined(join_all(&stub, 3, SHORT).into_iter().map(|joined| joined.map(drop)).collect());
-    assert_eq!(reason.rank, 1);
-    assert!(reason.reason.contains("ncclCommInitRankConfig of rank 1 was not over after"), "{reason}");
+    // All wait in NCCL, which doesn't say for whom.
+    let words = format!("ncclCommInitRankConfig of rank {} was not over after", reason.rank);
+    assert!(reason.reason.contains(&words), "{reason}");
     assert_eq!((stub.count(Count::Inits), stub.count(Count::Aborts)), (2, 0));
     // The others wait for it in NCCL. When it is there at last, all that were made are ended.
     stub.block_init(1, false);
