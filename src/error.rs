@@ -91,6 +91,29 @@ pub enum Error {
         count: usize,
     },
 
+    /// A rank's device can't be seen by another rank's process.
+    #[error(
+        "the device of rank {rank}, {uuid}, is hidden from this process: CUDA_VISIBLE_DEVICES must show every process all \
+         devices of the group, in any order"
+    )]
+    HiddenDevice {
+        /// The rank whose device it is.
+        rank: usize,
+        /// The device's identity.
+        uuid: String,
+    },
+
+    /// A rank can't map the memory of another.
+    #[error("rank {rank} can't map the memory of rank {peer}: {reason}")]
+    Unmapped {
+        /// The rank that can't.
+        rank: usize,
+        /// The rank whose memory it is.
+        peer: usize,
+        /// What the driver says.
+        reason: String,
+    },
+
     /// Two devices can't map each other's memory.
     #[error(
         "device {from} can't access the memory of device {to} (no NVLink, or P2P is off between them): `nvidia-smi \

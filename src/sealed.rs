@@ -89,6 +89,12 @@ impl Sealed {
         self.bytes
     }
 
+    /// Keeps the pages mapped for ever: something may still use them.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn leak(&mut self) {
+        self.bytes = 0;
+    }
+
     /// Where it starts.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
@@ -97,6 +103,9 @@ impl Sealed {
 
 impl Drop for Sealed {
     fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
         // SAFETY: the mapping is this value's own, of just this size, and whoever could use it held a reference to this
         // value. An error would mean that it is not mapped; nothing better than leaving it can be done then.
         let _ = unsafe { mm::munmap(self.base.as_ptr().cast(), self.bytes) };

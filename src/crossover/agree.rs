@@ -1,7 +1,7 @@
 //! One table for all ranks.
 
-use super::Source;
-use crate::{Result, meeting::Local};
+use super::{Entry, Reason, Source, Table, Tuned};
+use crate::{Error, Result, meeting::Seat};
 
 /// What all ranks of a group choose by.
 pub(crate) struct Agreed {
@@ -11,25 +11,26 @@ pub(crate) struct Agreed {
     pub(crate) warning: Option<String>,
 }
 
-/// Lets every rank choose by what rank 0 has, its table or priors: ranks that chose differently would wait for each
-/// other.
-pub(crate) fn agree(seat: &mut Local, own: Source) -> Result<Agreed> {
+/// Lets every rank choose by what rank 0 has, its table or priors: ranks that chose differently would wait for each other.
+pub(crate) fn agree(seat: &mut Seat, own: Source) -> Result<Agreed> {
     let hashes = seat.all_gather(own.hash())?;
     let Some(other) = (0..hashes.len()).find(|&rank| hashes[rank] != hashes[0]) else {
         return Ok(Agreed { source: own, warning: None });
     };
     // All have seen the same hashes, so all come here.
-    let sources = seat.all_gather(own)?;
+    let names = seat.all_gather(own.name())?;
     let others: Vec<String> =
         (0..hashes.len()).filter(|&rank| hashes[rank] != hashes[0]).map(|rank| rank.to_string()).collect();
     let warning = format!(
         "rank{} {} would choose by another table than rank 0: all take that of rank 0 ({}; rank {other}: {})",
         if others.len() == 1 { "" } else { "s" },
         others.join(", "),
-        sources[0].name(),
-        sources[other].name(),
+        names[0],
+        names[other],
     );
-    let source = sources.into_iter().next().expect("rank 0 laid its own down");
+    let rank = seat.rank();
+    let told = seat.all_gather(if rank == 0 { own.to_words() } else { Vec::new() })?;
+    let source = if hashes[rank] == hashes[0] { own } else { Source::of_words(&told[0], &names[0])? };
     Ok(Agreed { source, warning: Some(warning) })
 }
 
@@ -43,6 +44,31 @@ impl Source {
             }
             Source::Priors(_) => fnv1a("priors".bytes()),
         }
+    }
+
+    /// What another rank needs of it to choose alike: all but the evidence, which can be long.
+    fn to_words(&self) -> Vec<String> {
+        match self {
+            Source::Table(tuned) => {
+                let curves = tuned.entry().curves.iter().cloned();
+                let curves = curves.map(|curve| super::Curve { points: Vec::new(), ..curve }).collect();
+                let entry = Entry { curves, ..(**tuned.entry()).clone() };
+                let text = Table { entries: vec![entry] }.to_text();
+                let without = tuned.without_nccl().unwrap_or_default().to_owned();
+                vec![text, tuned.path().display().to_string(), without]
+            }
+            Source::Priors(_) => Vec::new(),
+        }
+    }
+
+    fn of_words(words: &[String], name: &str) -> Result<Source> {
+        let [text, path, without] = words else {
+            return Ok(Source::Priors(Reason::Other(format!("rank 0 has no table ({name})"))));
+        };
+        let failed = |reason| Error::PeerFailed { peer: 0, reason: format!("the table that it shared: {reason}") };
+        let entry = Table::parse(text).map_err(failed)?.entries.pop().ok_or_else(|| failed("it is empty".into()))?;
+        let without = Some(without.clone()).filter(|without| !without.is_empty());
+        Tuned::new(entry.into(), path.into(), without).map(Source::Table).map_err(failed)
     }
 
     fn name(&self) -> String {

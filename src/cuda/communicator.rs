@@ -14,15 +14,16 @@ use super::{
     group::{Ending, Group, offsets},
     handover::{self, Handover, Joined, WINDOW_BYTES},
     machine::machine,
-    memory::{Record, Segment},
+    memory::Segment,
     module::{Kernels, resident_index},
+    peers::{self, Vigil},
     priors,
     symmetric::{Heap, SymmetricMemory},
 };
 use crate::{
     Algorithm, DType, Error, Nccl, Options, Overlap, Placement, Plan, ReduceOp, Result, TableFrom,
     crossover::{Explanation, Facts, Machine, NcclFrom, Question, Reason, Source, Taken, Tuned, agree},
-    meeting::Local,
+    meeting::{self, Local, Meeting, Seat},
     nccl::{AllReduce, Library, Version},
     protocol::{
         bindings,
@@ -95,15 +96,16 @@ struct Place {
 /// What graphs keep of a rank: its group's memory, the stream that it used last, and NCCL, whose destruction waits for graphs.
 #[derive(Clone)]
 pub(crate) struct Lifeline {
+    rank: usize,
     group: Arc<Group>,
     _handover: Option<Arc<Handover>>,
     last_stream: Arc<Mutex<Option<Arc<CudaStream>>>>,
 }
 
 impl Lifeline {
-    /// The failure of the group, if there is one.
+    /// The failure of the group, if there is one, or why no call can be made.
     pub(crate) fn check(&self) -> Result<()> {
-        self.group.ending.check()
+        self.group.ending.check_for_call(self.rank)
     }
 
     /// The stream of the rank's last call by the safe layer.
@@ -162,15 +164,11 @@ impl Communicator {
         nccl: &[Option<Arc<dyn AllReduce>>],
     ) -> Result<Vec<Communicator>> {
         let world = devices.len();
-        if world == 0 || world > bindings::PEERSUM_MAX_RANKS as usize {
-            let most = bindings::PEERSUM_MAX_RANKS as usize;
-            return Err(Error::UnsupportedWorld { world, backend: "the CUDA backend", most });
-        }
+        check_world(world)?;
         super::available()?;
-        let seats = Local::group(world, options.timeout);
+        let seats = Local::group(world, options.timeout).into_iter().map(Seat::Threads);
         let joined: Vec<Result<Communicator>> = std::thread::scope(|scope| {
             let joins: Vec<_> = seats
-                .into_iter()
                 .zip(devices.iter().zip(nccl))
                 .map(|(mut seat, (&device, nccl))| {
                     scope.spawn(move || {
@@ -199,8 +197,72 @@ impl Communicator {
         consequence.map_or(Ok(communicators), Err)
     }
 
+    /// This process's rank of the group that its launcher started: [`Meeting::from_env`] says how that is known. It takes the
+    /// device whose ordinal is its rank on this machine, or the one device that this process sees.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Environment`] names the variable that is missing or wrong. Else as for [`Communicator::meet`].
+    pub fn from_env(options: &Options) -> Result<Communicator> {
+        let meeting = Meeting::from_env()?;
+        let device = match super::device_count()? {
+            1 => 0,
+            _ => meeting.local_rank().unwrap_or(meeting.rank()),
+        };
+        Communicator::meet(&meeting, device, options)
+    }
+
+    /// This process's rank of the group that meets there, on this device. Blocks until all ranks have come and have mapped
+    /// each other's memory: for [`Meeting::timeout`] at most until all have come, and from then on for [`Options::timeout`].
+    ///
+    /// The ordinal is this process's own; ranks know devices by their UUIDs, and each must see all of them. Ranks that share a
+    /// device should run under MPS: without it their kernels take turns, which is right, and slow.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::MeetingTimeout`] names the ranks that did not come, [`Error::PeerGone`] one whose process ended, and
+    ///   [`Error::PeerFailed`] one that failed.
+    /// * [`Error::MeetingPlace`], [`Error::ForeignPeer`], [`Error::RankTaken`], [`Error::WorldsDiffer`],
+    ///   [`Error::VersionsDiffer`], [`Error::OptionsDiffer`], [`Error::SeveralMachines`]: these ranks can't meet, or be a
+    ///   group.
+    /// * [`Error::HiddenDevice`], [`Error::NoPeerAccess`], [`Error::Unmapped`]: they can't reach each other's memory.
+    pub fn meet(meeting: &Meeting, device: usize, options: &Options) -> Result<Communicator> {
+        check_world(meeting.world_size())?;
+        super::available()?;
+        Communicator::join_processes(meeting.open(options.timeout)?, device, options)
+    }
+
+    /// As [`Communicator::meet`], by an all-gather that the ranks have already, such as their engine's. It is called once: it
+    /// takes some hundred bytes of this rank, and gives those of all ranks, in rank order. They hold a secret for this once, so
+    /// they are for the ranks alone. Everything else goes over sockets of this machine.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Communicator::meet`]. What the all-gather fails with becomes an [`Error::MeetingPlace`].
+    pub fn meet_through<E: std::fmt::Display>(
+        rank: usize,
+        world: usize,
+        device: usize,
+        all_gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>, E>,
+        options: &Options,
+    ) -> Result<Communicator> {
+        check_world(world)?;
+        super::available()?;
+        let all_gather = |card: &[u8]| all_gather(card).map_err(|error| error.to_string());
+        let seat = meeting::meet_through(rank, world, all_gather, options.timeout)?;
+        Communicator::join_processes(seat, device, options)
+    }
+
+    fn join_processes(mut seat: Seat, device: usize, options: &Options) -> Result<Communicator> {
+        let joined = Communicator::join(&mut seat, device, options, None);
+        if let Err(error) = &joined {
+            seat.leave(error);
+        }
+        joined
+    }
+
     fn join(
-        seat: &mut Local,
+        seat: &mut Seat,
         device: usize,
         options: &Options,
         nccl: Option<Arc<dyn AllReduce>>,
@@ -214,21 +276,27 @@ impl Communicator {
             });
         }
         let (rank, world) = (seat.rank(), seat.world() as u32);
-        for (peer, theirs) in seat.all_gather(options.clone())?.iter().enumerate() {
-            if theirs != options {
-                return Err(Error::OptionsDiffer { rank, peer });
-            }
-        }
+        seat.agree(options)?;
         let device = Device::open(device)?;
-        let devices = seat.all_gather(device.clone())?;
+        let devices = peers::devices(seat, &device)?;
         for peer in &devices {
             if peer.ordinal != device.ordinal && !device.can_access(peer)? {
                 return Err(Error::NoPeerAccess { from: device.ordinal, to: peer.ordinal });
             }
         }
         let sharing = devices.iter().filter(|peer| peer.ordinal == device.ordinal).count() as u32;
-        if sharing > 8 && std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
-            tracing::warn!(sharing, "ranks share a device: set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts");
+        match seat {
+            Seat::Threads(_) if sharing > 8 && std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() => {
+                tracing::warn!(sharing, "ranks share a device: set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts");
+            }
+            Seat::Processes(_) if sharing > 1 && !has_mps() => {
+                tracing::warn!(
+                    rank,
+                    sharing,
+                    "ranks share a device without MPS: their kernels take turns, and calls take as long as that lasts"
+                );
+            }
+            _ => {}
         }
 
         let patience = patience(options);
@@ -249,20 +317,23 @@ impl Communicator {
         let segment = Segment::new(distinct(&device, &devices), bytes, patience)?;
         segment.clear([0, regions[0].segment_bytes()], options.first_epoch)?;
         let heap = segment.address() + heap_start..segment.address() + bytes;
-        let segments = seat.all_gather(Arc::new(segment))?;
-        let records = seat.all_gather(Arc::new(Record::new(device.clone(), patience)?))?;
+        let segments = peers::segments(seat, segment, &device, patience)?;
+        let records = peers::records(seat, &device, patience)?;
         let ending = Arc::new(Ending::new(records));
-        let group = Arc::new(Group { ending, regions, segments, devices });
+        let vigil = Vigil::keep(seat, &ending)?;
+        let group = Arc::new(Group { ending, regions, segments, devices, _vigil: vigil });
         let (source, library) = choices(seat, options, &group, nccl.as_deref())?;
         let handover = match handover::unwanted(options, &source) {
             _ if world == 1 => Err("a rank alone has nothing to hand over".into()),
             Some(reason) => Err(reason),
-            None => {
-                let library = library.unwrap_or_else(|| Library::open(options.nccl_library.as_deref()));
-                let seat =
-                    handover::Seat { meeting: seat, device: &device, sharing, group: &group, heap: heap.clone() };
-                Handover::join(seat, options, &library, nccl)?
-            }
+            None => match seat {
+                Seat::Threads(meeting) => {
+                    let library = library.unwrap_or_else(|| Library::open(options.nccl_library.as_deref()));
+                    let seat = handover::Seat { meeting, device: &device, sharing, group: &group, heap: heap.clone() };
+                    Handover::join(seat, options, &library, nccl)?
+                }
+                Seat::Processes(_) => Handover::without("ranks that are processes don't join NCCL", options)?,
+            },
         };
         Ok(Communicator {
             rank: rank as u32,
@@ -490,7 +561,7 @@ impl Communicator {
         op: ReduceOp,
         stream: *mut c_void,
     ) -> Result<()> {
-        self.check()?;
+        self.group.ending.check_for_call(self.rank())?;
         let bytes = bytes_of(count, dtype)?;
         if bytes == 0 {
             return Ok(());
@@ -607,6 +678,7 @@ impl Communicator {
 
     pub(crate) fn lifeline(&self) -> Lifeline {
         Lifeline {
+            rank: self.rank(),
             group: self.group.clone(),
             _handover: self.handover.as_ref().ok().cloned(),
             last_stream: self.last_stream.clone(),
@@ -625,9 +697,23 @@ impl std::fmt::Debug for Communicator {
     }
 }
 
+/// Whether processes that share a device run at the same time there: whether MPS has its control daemon where CUDA looks.
+fn has_mps() -> bool {
+    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or("/tmp/nvidia-mps".into(), std::path::PathBuf::from);
+    folder.join("control").exists()
+}
+
+fn check_world(world: usize) -> Result<()> {
+    let most = bindings::PEERSUM_MAX_RANKS as usize;
+    match (1..=most).contains(&world) {
+        true => Ok(()),
+        false => Err(Error::UnsupportedWorld { world, backend: "the CUDA backend", most }),
+    }
+}
+
 /// Where the group's choices come from, the same on every rank; and NCCL's library, if its version had to be asked for that.
 fn choices(
-    seat: &mut Local,
+    seat: &mut Seat,
     options: &Options,
     group: &Group,
     lent: Option<&dyn AllReduce>,

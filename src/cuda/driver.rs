@@ -130,6 +130,24 @@ impl Device {
         Ok(device)
     }
 
+    /// The device of this process that has this identity, wherever CUDA_VISIBLE_DEVICES puts it.
+    pub(crate) fn of_uuid(uuid: [u8; 16]) -> Result<Option<Arc<Device>>> {
+        for ordinal in 0..Driver::get()?.device_count()? {
+            let mut handle = 0;
+            // SAFETY: the driver is initialised, the ordinal is one of its devices, the place for the answer is valid.
+            check("cuDeviceGet", Some(ordinal), unsafe { sys::cuDeviceGet(&mut handle, ordinal as c_int) })?;
+            if uuid_of(ordinal, handle)? == uuid {
+                return Device::open(ordinal).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Its identity, the same in every process; of a part of a device (MIG) the part's.
+    pub(crate) fn uuid(&self) -> Result<[u8; 16]> {
+        uuid_of(self.ordinal, self.handle)
+    }
+
     pub(crate) fn context(&self) -> sys::CUcontext {
         self.context
     }
@@ -224,6 +242,19 @@ impl Device {
         }
         status == sys::CUresult::CUDA_SUCCESS
     }
+}
+
+fn uuid_of(ordinal: usize, handle: sys::CUdevice) -> Result<[u8; 16]> {
+    let mut uuid = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: the device exists and `uuid` is a valid place for the answer.
+    check("cuDeviceGetUuid", Some(ordinal), unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, handle) })?;
+    Ok(uuid.bytes.map(|byte| byte as u8))
+}
+
+/// As the driver's tools write it.
+pub(crate) fn uuid_text(uuid: [u8; 16]) -> String {
+    let hex = |range: std::ops::Range<usize>| uuid[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    format!("GPU-{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16))
 }
 
 impl Drop for Device {

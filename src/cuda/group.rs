@@ -1,13 +1,17 @@
 //! What the ranks of a group share, and how a group ends.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
 use super::{
     driver::Device,
     memory::{Record, Segment},
+    peers::Vigil,
 };
 use crate::{
     Algorithm, DType, Error, Phase, Plan, ReduceOp, Result,
@@ -25,6 +29,8 @@ pub(crate) struct Group {
     pub(crate) regions: [Layout; 2],
     pub(crate) segments: Vec<Arc<Segment>>,
     pub(crate) devices: Vec<Arc<Device>>,
+    /// Goes last: this rank leaves when nothing of it runs any more.
+    pub(crate) _vigil: Option<Vigil>,
 }
 
 /// How a group ends, if it does before its communicators go. It holds no memory but the ranks' records.
@@ -32,11 +38,13 @@ pub(crate) struct Ending {
     /// For all ranks alike, once one has found out.
     failure: OnceLock<Error>,
     records: Vec<Arc<Record>>,
+    /// 1 + a rank that has left in order, or 0.
+    left: AtomicUsize,
 }
 
 impl Ending {
     pub(crate) fn new(records: Vec<Arc<Record>>) -> Ending {
-        Ending { failure: OnceLock::new(), records }
+        Ending { failure: OnceLock::new(), records, left: AtomicUsize::new(0) }
     }
 
     pub(crate) fn record(&self, rank: u32) -> &Record {
@@ -54,6 +62,20 @@ impl Ending {
             return Err(self.failure.get_or_init(|| self.cause()).clone());
         }
         Ok(())
+    }
+
+    /// Whether rank `rank` can make another call: not once the group has ended, nor without a rank that has left.
+    pub(crate) fn check_for_call(&self, rank: usize) -> Result<()> {
+        self.check()?;
+        match self.left.load(Ordering::Acquire).checked_sub(1) {
+            None => Ok(()),
+            Some(peer) => Err(Error::PeerLeft { rank, peer }),
+        }
+    }
+
+    /// Rank `peer` has left in order: it comes to no further call.
+    pub(crate) fn has_left(&self, peer: usize) {
+        self.left.store(1 + peer, Ordering::Release);
     }
 
     /// Ends every rank's wait, now and later.

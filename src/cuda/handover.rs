@@ -130,6 +130,17 @@ impl Handover {
         }
     }
 
+    /// None, for that reason.
+    ///
+    /// # Errors
+    /// [`Error::NcclUnavailable`] where NCCL is required.
+    pub(crate) fn without(reason: &str, options: &Options) -> Result<Joined> {
+        match required(options) {
+            true => Err(Error::NcclUnavailable { reason: reason.into() }),
+            false => Ok(Err(reason.into())),
+        }
+    }
+
     /// Looks after `nccl` from now on.
     fn new(nccl: Arc<dyn AllReduce>, window: std::result::Result<(), String>, ending: Arc<Ending>) -> Result<Handover> {
         let over = Arc::new(Over::default());

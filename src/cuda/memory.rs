@@ -2,7 +2,9 @@
 
 use std::{
     ffi::{c_int, c_void},
-    mem, ptr,
+    mem,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    ptr,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -13,7 +15,11 @@ use std::{
 use cudarc::driver::sys;
 
 use super::driver::{Device, check};
-use crate::{Error, Result, protocol::bindings};
+use crate::{Error, Result, protocol::bindings, sealed::Sealed};
+
+/// By what processes hand allocations on.
+const HANDLES: sys::CUmemAllocationHandleType =
+    sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// A rank's segment: physical memory on its device, mapped where every device of the group reaches it.
 pub(crate) struct Segment {
@@ -34,7 +40,7 @@ impl Segment {
         // SAFETY: a property of all zeros is valid: no flags, no handle to be passed on.
         let mut property: sys::CUmemAllocationProp = unsafe { mem::zeroed() };
         property.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-        property.requestedHandleTypes = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        property.requestedHandleTypes = HANDLES;
         property.location = location(&device);
         let mut granularity = 0;
         let wanted = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
@@ -49,13 +55,50 @@ impl Segment {
         })?;
         // From here on the drop of `segment` undoes what was done.
         let mut segment = Segment { address: 0, reserved, handle: 0, devices, patience };
-        // SAFETY: the sizes are multiples of the granularity; each step uses what the one before it made.
+        // SAFETY: the size is a multiple of the granularity, the property complete.
+        check("cuMemCreate", ordinal, unsafe { sys::cuMemCreate(&mut segment.handle, reserved, &property, 0) })?;
+        segment.map()?;
+        Ok(segment)
+    }
+
+    /// What another process needs to map it.
+    pub(crate) fn export(&self) -> Result<OwnedFd> {
+        let mut descriptor: c_int = -1;
+        let place = ptr::from_mut(&mut descriptor).cast();
+        // SAFETY: the allocation was made with handles of this type, which are ints.
+        let status = unsafe { sys::cuMemExportToShareableHandle(place, self.handle, HANDLES, 0) };
+        check("cuMemExportToShareableHandle", Some(self.devices[0].ordinal), status)?;
+        // SAFETY: the driver has made the descriptor for this call, and nobody else has it.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    /// The segment of another process, of `bytes` bytes, mapped for this rank's device.
+    pub(crate) fn import(
+        descriptor: &OwnedFd,
+        bytes: usize,
+        device: Arc<Device>,
+        patience: Duration,
+    ) -> Result<Segment> {
+        let ordinal = Some(device.ordinal);
+        let mut segment = Segment { address: 0, reserved: bytes, handle: 0, devices: vec![device.clone()], patience };
+        let place = descriptor.as_raw_fd() as usize as *mut c_void;
+        let _entered = device.enter()?;
+        // SAFETY: a handle of this type is the descriptor itself, in the place of a pointer; the driver keeps what it needs.
+        let status = unsafe { sys::cuMemImportFromShareableHandle(&mut segment.handle, place, HANDLES) };
+        check("cuMemImportFromShareableHandle", ordinal, status)?;
+        segment.map()?;
+        Ok(segment)
+    }
+
+    /// Maps the allocation where all of its devices reach it.
+    fn map(&mut self) -> Result<()> {
+        let ordinal = Some(self.devices[0].ordinal);
+        // SAFETY: the handle is of so many bytes, a multiple of the granularity; each step uses what the one before it made.
         unsafe {
-            check("cuMemCreate", ordinal, sys::cuMemCreate(&mut segment.handle, reserved, &property, 0))?;
-            let status = sys::cuMemAddressReserve(&mut segment.address, reserved, 0, 0, 0);
+            let status = sys::cuMemAddressReserve(&mut self.address, self.reserved, 0, 0, 0);
             check("cuMemAddressReserve", ordinal, status)?;
-            check("cuMemMap", ordinal, sys::cuMemMap(segment.address, reserved, 0, segment.handle, 0))?;
-            let accesses: Vec<_> = segment
+            check("cuMemMap", ordinal, sys::cuMemMap(self.address, self.reserved, 0, self.handle, 0))?;
+            let accesses: Vec<_> = self
                 .devices
                 .iter()
                 .map(|device| sys::CUmemAccessDesc {
@@ -63,10 +106,9 @@ impl Segment {
                     flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
                 })
                 .collect();
-            let status = sys::cuMemSetAccess(segment.address, reserved, accesses.as_ptr(), accesses.len());
-            check("cuMemSetAccess", ordinal, status)?;
+            let status = sys::cuMemSetAccess(self.address, self.reserved, accesses.as_ptr(), accesses.len());
+            check("cuMemSetAccess", ordinal, status)
         }
-        Ok(segment)
     }
 
     /// Fills it with zeros, and the epochs of the regions that start at these offsets with `first_epoch`, and waits.
@@ -138,8 +180,17 @@ fn location(device: &Device) -> sys::CUmemLocation {
 /// A rank's record: host memory that its kernels write when they give up, and that every rank's host reads.
 pub(crate) struct Record {
     address: *mut bindings::peersum_record,
-    device: Arc<Device>,
-    patience: Duration,
+    /// As the rank's kernels address it.
+    device_address: u64,
+    memory: RecordMemory,
+}
+
+/// Where a record lies.
+enum RecordMemory {
+    /// In memory of the driver's, for the hosts of this process.
+    Pinned { device: Arc<Device>, patience: Duration },
+    /// In memory that processes share; registered with the driver by the rank whose record it is.
+    Shared { registered: Option<(Arc<Device>, Duration)>, mapping: Sealed },
 }
 
 // SAFETY: the address is valid on every thread for the record's life, and all access is atomic or behind `state`.
@@ -147,25 +198,57 @@ unsafe impl Send for Record {}
 // SAFETY: as above.
 unsafe impl Sync for Record {}
 
+const RECORD_BYTES: usize = size_of::<bindings::peersum_record>();
+
 impl Record {
+    /// For the hosts of this process.
     pub(crate) fn new(device: Arc<Device>, patience: Duration) -> Result<Record> {
         let mut address: *mut c_void = ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        let bytes = size_of::<bindings::peersum_record>();
         {
             let _entered = device.enter()?;
             // SAFETY: the context is current and `address` a valid place for the answer.
-            let status = unsafe { sys::cuMemHostAlloc(&mut address, bytes, flags) };
+            let status = unsafe { sys::cuMemHostAlloc(&mut address, RECORD_BYTES, flags) };
             check("cuMemHostAlloc", Some(device.ordinal), status)?;
         }
         // SAFETY: the allocation is that long, and nobody else knows of it yet.
-        unsafe { ptr::write_bytes(address.cast::<u8>(), 0, bytes) };
-        Ok(Record { address: address.cast(), device, patience })
+        unsafe { ptr::write_bytes(address.cast::<u8>(), 0, RECORD_BYTES) };
+        // Under unified addressing the same on the host and on every device.
+        let device_address = address as u64;
+        Ok(Record { address: address.cast(), device_address, memory: RecordMemory::Pinned { device, patience } })
     }
 
-    /// As the kernels address it: under unified addressing the same on the host and on every device.
+    /// For the hosts of several processes, and by what the others open it.
+    pub(crate) fn shared(device: Arc<Device>, patience: Duration) -> Result<(Record, OwnedFd)> {
+        let (mapping, descriptor) = Sealed::create(RECORD_BYTES as u64)?;
+        let address = mapping.base().as_ptr();
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        let mut device_address = 0;
+        {
+            let _entered = device.enter()?;
+            let ordinal = Some(device.ordinal);
+            // SAFETY: the mapping is whole pages that stay until `drop` has unregistered them.
+            let status = unsafe { sys::cuMemHostRegister_v2(address.cast(), mapping.bytes(), flags) };
+            check("cuMemHostRegister", ordinal, status)?;
+            // SAFETY: the memory is registered so, and the place for the answer valid.
+            let status = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut device_address, address.cast(), 0) };
+            check("cuMemHostGetDevicePointer", ordinal, status)?;
+        }
+        let memory = RecordMemory::Shared { registered: Some((device, patience)), mapping };
+        Ok((Record { address: address.cast(), device_address, memory }, descriptor))
+    }
+
+    /// That of a rank in another process, for this process's host.
+    pub(crate) fn open(descriptor: &OwnedFd) -> Result<Record> {
+        let mapping = Sealed::open(RECORD_BYTES as u64, descriptor)?;
+        let address = mapping.base().as_ptr().cast();
+        let memory = RecordMemory::Shared { registered: None, mapping };
+        Ok(Record { address, device_address: 0, memory })
+    }
+
+    /// As the rank's own kernels address it.
     pub(crate) fn device_address(&self) -> u64 {
-        self.address as u64
+        self.device_address
     }
 
     /// Asks the rank's kernels to give up at their next look.
@@ -210,13 +293,25 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        if !self.device.quiesce(Instant::now() + self.patience) {
-            return; // a kernel may still write it
+        let (device, patience) = match &self.memory {
+            RecordMemory::Pinned { device, patience } => (device, *patience),
+            RecordMemory::Shared { registered: Some((device, patience)), .. } => (device, *patience),
+            RecordMemory::Shared { registered: None, .. } => return,
+        };
+        if !device.quiesce(Instant::now() + patience) {
+            // A kernel may still write it.
+            if let RecordMemory::Shared { mapping, .. } = &mut self.memory {
+                mapping.leak();
+            }
+            return;
         }
-        let Ok(_entered) = self.device.enter() else { return };
-        // SAFETY: `new` allocated it and no kernel uses it.
+        let Ok(_entered) = device.enter() else { return };
+        // SAFETY: `new` allocated it, or `shared` registered it, and no kernel uses it.
         unsafe {
-            let _ = sys::cuMemFreeHost(self.address.cast());
+            let _ = match &self.memory {
+                RecordMemory::Pinned { .. } => sys::cuMemFreeHost(self.address.cast()),
+                RecordMemory::Shared { .. } => sys::cuMemHostUnregister(self.address.cast()),
+            };
         }
     }
 }

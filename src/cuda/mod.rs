@@ -27,6 +27,7 @@ mod handover;
 mod machine;
 mod memory;
 mod module;
+mod peers;
 mod priors;
 mod symmetric;
 mod verify;

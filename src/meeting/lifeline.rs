@@ -65,6 +65,12 @@ impl Lifelines {
         Ok(Lifelines { own, peers: peers.collect::<Result<_>>()? })
     }
 
+    /// How many peers it sees.
+    #[allow(dead_code)]
+    pub(crate) fn peers(&self) -> usize {
+        self.peers.iter().flatten().count()
+    }
+
     /// Looks at a peer. Takes less than a microsecond.
     pub(crate) fn look(&self, peer: usize) -> Life {
         let Some(Peer { line, process }) = self.peers.get(peer).and_then(Option::as_ref) else { return Life::Here };

@@ -4,7 +4,7 @@ use super::{
     super::{Entry, Question, Reason, Tuned, samples::*},
     *,
 };
-use crate::{DType, Error, Placement};
+use crate::{DType, Error, Placement, meeting::Local};
 
 fn tuned(entry: Entry, path: &str) -> Source {
     Source::Table(Tuned::new(entry.into(), path.into(), None).unwrap())
@@ -21,9 +21,13 @@ fn marked(blocks: u32) -> Source {
     tuned(entry, &format!("/tables/{blocks}.toml"))
 }
 
+fn seats(world: usize, deadline: Duration) -> Vec<Seat> {
+    Local::group(world, deadline).into_iter().map(Seat::Threads).collect()
+}
+
 /// What every rank ends with: the blocks of a short message, and the warning.
 fn agreed(sources: Vec<Source>) -> Vec<(u32, Option<String>)> {
-    let seats = Local::group(sources.len(), Duration::from_secs(60));
+    let seats = seats(sources.len(), Duration::from_secs(60));
     std::thread::scope(|scope| {
         let ranks: Vec<_> = seats
             .into_iter()
@@ -79,7 +83,7 @@ fn a_border_to_nccl_that_holds_on_one_rank_alone_is_a_difference() {
 
 #[test]
 fn a_rank_that_does_not_come_is_an_error_and_no_hang() {
-    let mut seats = Local::group(2, Duration::from_secs(60));
+    let mut seats = seats(2, Duration::from_secs(60));
     drop(seats.pop());
     let error = agree(&mut seats[0], untuned()).err().unwrap();
     assert!(matches!(error, Error::PeerFailed { peer: 1, .. }), "{error}");
