@@ -171,7 +171,11 @@ fn benches(criterion: &mut Criterion) {
     }
     for (placement, name) in [(Placement::Anywhere, "anywhere"), (Placement::Symmetric, "symmetric")] {
         let mut group = criterion.benchmark_group(format!("all_reduce/{} ranks/{name}", devices.len()));
-        group.sample_size(10).warm_up_time(Duration::from_millis(50)).measurement_time(Duration::from_millis(200));
+        group
+            .sample_size(10)
+            .nresamples(2000)
+            .warm_up_time(Duration::from_millis(50))
+            .measurement_time(Duration::from_millis(200));
         group.plot_config(PlotConfiguration::default().summary_scale(AxisScale::Logarithmic));
         for bytes in SIZES {
             group.throughput(Throughput::Bytes(bytes as u64));

@@ -72,6 +72,7 @@ pub struct Communicator {
     heap: Arc<Heap>,
     /// NCCL, or why calls can't be handed over to it.
     handover: Joined,
+    gated: bool,
     group: Arc<Group>,
 }
 
@@ -349,6 +350,7 @@ impl Communicator {
             last_stream: Arc::default(),
             heap: Arc::new(Heap::new(heap)),
             handover,
+            gated: true,
             group,
         })
     }
@@ -440,6 +442,13 @@ impl Communicator {
     fn question(&self, placement: Placement, bytes: u64, dtype: DType) -> Question {
         let world = self.group.regions[0].world;
         Question { bytes, dtype, world, placement, deterministic: self.options.deterministic }
+    }
+
+    /// Whether calls of NCCL have the gate before them, as they have from the start. Without it they are NCCL's alone, to be
+    /// measured: ranks that differ then wait in NCCL.
+    #[doc(hidden)]
+    pub fn gate_nccl(&mut self, gate: bool) {
+        self.gated = gate;
     }
 
     /// The version of the NCCL that is joined, or why none is.
@@ -588,10 +597,12 @@ impl Communicator {
         let mut call = self.call(input, output, count as u64, bytes, dtype, op, plan);
         call.early = u32::from(neighbours.early);
         let function = self.kernels.function(plan.algorithm, dtype, op);
-        // SAFETY: the kernel takes a `peersum_call`. What it points to is the group's, which outlives the work (`Segment` waits
-        // for it), or the caller's, who vouches for it. The grid is resident together with all other ranks' of the device, by
-        // `plan`, and with the next one's, by `neighbours`.
-        unsafe { launch(function, plan, &mut call, stream, neighbours.behind_previous, device)? };
+        if self.gated || plan.algorithm != Algorithm::Nccl {
+            // SAFETY: the kernel takes a `peersum_call`. What it points to is the group's, which outlives the work (`Segment`
+            // waits for it), or the caller's, who vouches for it. The grid is resident together with all other ranks' of the
+            // device, by `plan`, and with the next one's, by `neighbours`.
+            unsafe { launch(function, plan, &mut call, stream, neighbours.behind_previous, device)? };
+        }
         self.last_large = neighbours.large;
         if plan.algorithm == Algorithm::Nccl
             && let Ok(handover) = &self.handover

@@ -12,6 +12,8 @@ pub(crate) enum Way {
     Chosen,
     /// This, whatever the library would choose.
     Forced(Choice),
+    /// NCCL by itself, without the gate that the library has before it.
+    NcclAlone,
     /// A kernel that does nothing: what any kernel of such a grid costs. It leaves no result.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     Empty { blocks: u32, threads: u32 },

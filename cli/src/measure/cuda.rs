@@ -180,6 +180,7 @@ fn forced(way: Way) -> Option<Choice> {
     match way {
         Way::Chosen | Way::Empty { .. } => None,
         Way::Forced(choice) => Some(choice),
+        Way::NcclAlone => Some(Choice::NCCL),
     }
 }
 
@@ -391,6 +392,7 @@ impl<T: Datum> Rank<T> for CudaRank<'_> {
         let place = self.buffers.iter().position(|buffers| buffers.home == candidate.home);
         self.taken = place.context("the rank was made without buffers there")?;
         (self.way, self.by_nccl) = (candidate.way, candidate.is_nccl());
+        self.communicator.gate_nccl(candidate.way != Way::NcclAlone);
         self.communicator.force(forced(candidate.way)).map_err(of_rank(self.communicator.rank()))
     }
 

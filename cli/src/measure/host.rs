@@ -57,7 +57,7 @@ fn index(communicators: &[(Option<Algorithm>, Communicator)], way: Way) -> Optio
     let wanted = match way {
         Way::Chosen => None,
         Way::Forced(choice) => Some(choice.algorithm),
-        Way::Empty { .. } => return None,
+        Way::Empty { .. } | Way::NcclAlone => return None,
     };
     communicators.iter().position(|(algorithm, _)| *algorithm == wanted)
 }
@@ -89,7 +89,7 @@ impl Group for HostGroup {
                     |(_, error)| error.clone(),
                 ))
             }
-            (None, Way::Chosen | Way::Empty { .. }) => Ok(None),
+            (None, Way::Chosen | Way::Empty { .. } | Way::NcclAlone) => Ok(None),
         }
     }
 

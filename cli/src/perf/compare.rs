@@ -126,7 +126,7 @@ fn resident<G: Group>(
     }
     let mut reason = None;
     for choice in std::iter::successors(Some(choice), |&choice| grids::halved(choice)) {
-        let way = Way::Forced(choice);
+        let way = if choice == Choice::NCCL { Way::NcclAlone } else { Way::Forced(choice) };
         match group.plan(way, lies, count, dtype) {
             Ok(plan) => return Ok(Candidate { way, home, plan }),
             Err(error) => reason = Some(error.to_string()),

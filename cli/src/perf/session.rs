@@ -202,6 +202,9 @@ impl<G: Group> Session<'_, G> {
             let names: Vec<_> = self.algorithms.iter().map(|algorithm| algorithm.name()).collect();
             writeln!(out, "# Compared: {}, in {ROUNDS} rounds in turns, medians of the rounds", names.join(", "))?;
             writeln!(out, "# Ratio: time of the choice / time of the other, below 1 where the choice is faster")?;
+            if self.algorithms.contains(&Algorithm::Nccl) {
+                writeln!(out, "# NCCL: by itself, without the gate that the library has before its calls")?;
+            }
         }
         missing_lines(out, &outlook.missing)?;
         writeln!(out, "#")?;

@@ -40,7 +40,7 @@ impl Measured {
         outcome: &Outcome,
     ) -> Option<Measured> {
         let (algorithm, blocks, threads) = match candidate.way {
-            Way::Chosen => return None,
+            Way::Chosen | Way::NcclAlone => return None,
             Way::Forced(choice) => (choice.algorithm.name(), choice.blocks, choice.threads),
             Way::Empty { blocks, threads } => (EMPTY, blocks, threads),
         };

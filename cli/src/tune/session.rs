@@ -295,7 +295,7 @@ fn measure<T: Datum, R: Rank<T>>(
             Err(reason) => {
                 let algorithm = match candidate.way {
                     Way::Forced(choice) => choice.algorithm.name(),
-                    Way::Chosen | Way::Empty { .. } => super::kept::EMPTY,
+                    Way::Chosen | Way::NcclAlone | Way::Empty { .. } => super::kept::EMPTY,
                 };
                 missing.push((algorithm.to_owned(), reason));
                 None
