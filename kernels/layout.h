@@ -95,7 +95,7 @@ struct peersum_control {
 
 /* What a rank that gives up leaves for the hosts, in host memory that every device of the group maps. */
 struct peersum_record {
-  uint32_t abort_requested; /* 0, or 1 once a host asked for an abort; the only field that hosts write */
+  uint32_t abort_requested; /* 0, or why a host asked for an abort; the only field that hosts write */
   uint32_t state;           /* 0, or 1 once the rest is written */
   uint32_t reason;
   uint32_t rank;

@@ -53,7 +53,7 @@ impl Ending {
 
     /// Whether it has come.
     pub(crate) fn has_come(&self) -> bool {
-        self.records.iter().any(|record| record.has_given_up() || record.abort_requested())
+        self.records.iter().any(|record| record.has_given_up() || record.abort_requested() != 0)
     }
 
     /// The failure, if there is one.
@@ -78,17 +78,26 @@ impl Ending {
         self.left.store(1 + peer, Ordering::Release);
     }
 
-    /// Ends every rank's wait, now and later.
+    /// Ends every rank's wait, now and later, as the caller asks.
     pub(crate) fn request_abort(&self) {
-        self.records.iter().for_each(|record| record.request_abort());
+        self.request(BY_CALLER);
     }
 
     /// Ends the group for this reason, unless it has ended already.
     pub(crate) fn fail(&self, error: Error) {
         if !self.has_come() {
-            self.failure.get_or_init(|| error);
-            self.request_abort();
+            let reason = reason_of(&error);
+            // Every process finds that out, each for itself: the first to say so says it for all.
+            if !matches!(error, Error::PeerGone { .. }) {
+                self.failure.get_or_init(|| error);
+            }
+            self.request(reason);
         }
+    }
+
+    /// The reason in the first record is the group's.
+    fn request(&self, reason: u32) {
+        self.records.iter().for_each(|record| record.request_abort(reason));
     }
 
     /// What ended the group: the first cause, not what it did to the others. Only once something has.
@@ -103,10 +112,8 @@ impl Ending {
                 cause => return cause,
             }
         }
-        if self.records.iter().any(|record| record.abort_requested()) {
-            return Error::Aborted { by: None };
-        }
-        aborted.unwrap_or(Error::Aborted { by: None })
+        let asked = self.records.iter().map(|record| record.abort_requested()).find(|&reason| reason != 0);
+        asked.map(error_of_reason).or(aborted).unwrap_or(Error::Aborted { by: None })
     }
 
     fn error_of(&self, record: &bindings::peersum_record) -> Error {
@@ -117,6 +124,29 @@ impl Ending {
             _ => None,
         };
         error_of(record, peers.as_ref())
+    }
+}
+
+/// Why a host asks for an abort, as a word that hosts of other processes read: the caller's wish, or in the low byte what was
+/// found, then the rank that found it, and of whom.
+const BY_CALLER: u32 = 1;
+const GONE: u32 = 2;
+const FAILED: u32 = 3;
+
+fn reason_of(error: &Error) -> u32 {
+    match error {
+        Error::PeerGone { rank, peer } => GONE | (*rank as u32) << 8 | (*peer as u32) << 16,
+        Error::Nccl { rank, .. } | Error::NcclTimeout { rank, .. } => FAILED | (*rank as u32) << 8,
+        _ => BY_CALLER,
+    }
+}
+
+fn error_of_reason(reason: u32) -> Error {
+    let (rank, peer) = ((reason >> 8 & 0xff) as usize, (reason >> 16 & 0xff) as usize);
+    match reason & 0xff {
+        GONE => Error::PeerGone { rank, peer },
+        FAILED => Error::Aborted { by: Some(rank) },
+        _ => Error::Aborted { by: None },
     }
 }
 
@@ -212,5 +242,15 @@ mod tests {
         assert_eq!(error_of(&noticed, Some(&aborted(99))), mismatch(Some(call(99))));
         assert_eq!(error_of(&noticed, None), mismatch(None));
         assert_eq!(error_of(&noticed, Some(&aborted(100))), Error::Aborted { by: Some(0) });
+    }
+
+    #[test]
+    fn reasons_come_back_from_their_words() {
+        let gone = Error::PeerGone { rank: 7, peer: 3 };
+        assert_eq!(error_of_reason(reason_of(&gone)), gone);
+        let nccl = Error::NcclTimeout { rank: 5, call: "ncclAllReduce", waited: Duration::ZERO };
+        assert_eq!(error_of_reason(reason_of(&nccl)), Error::Aborted { by: Some(5) });
+        assert_eq!(error_of_reason(BY_CALLER), Error::Aborted { by: None });
+        assert!([gone, nccl].iter().all(|error| reason_of(error) > BY_CALLER));
     }
 }

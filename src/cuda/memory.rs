@@ -251,18 +251,20 @@ impl Record {
         self.device_address
     }
 
-    /// Asks the rank's kernels to give up at their next look.
-    pub(crate) fn request_abort(&self) {
-        // SAFETY: an aligned u32 in live memory; kernels load it as one and never write it.
-        let word = unsafe { AtomicU32::from_ptr(ptr::addr_of_mut!((*self.address).abort_requested)) };
-        word.store(1, Ordering::Release);
+    /// Asks the rank's kernels to give up at their next look, for this reason, which is not 0. The first reason stays.
+    pub(crate) fn request_abort(&self, reason: u32) {
+        let _ = self.abort_word().compare_exchange(0, reason, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Whether that was asked for.
-    pub(crate) fn abort_requested(&self) -> bool {
-        // SAFETY: as in `request_abort`.
-        let word = unsafe { AtomicU32::from_ptr(ptr::addr_of_mut!((*self.address).abort_requested)) };
-        word.load(Ordering::Acquire) != 0
+    /// Why that was asked for, or 0 if it wasn't.
+    pub(crate) fn abort_requested(&self) -> u32 {
+        self.abort_word().load(Ordering::Acquire)
+    }
+
+    fn abort_word(&self) -> &AtomicU32 {
+        // SAFETY: an aligned u32 in memory that lives as long as the record; kernels load it as one and never write it, and
+        // hosts touch it by this alone.
+        unsafe { AtomicU32::from_ptr(ptr::addr_of_mut!((*self.address).abort_requested)) }
     }
 
     /// Whether the rank gave up.

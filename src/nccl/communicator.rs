@@ -2,10 +2,10 @@
 
 use std::{
     any::Any,
-    ffi::c_void,
+    ffi::{c_int, c_void},
     mem,
     sync::{
-        Arc,
+        Arc, Condvar, Mutex, Once, PoisonError,
         atomic::AtomicPtr,
         mpsc::{Receiver, channel},
     },
@@ -20,8 +20,7 @@ use super::{
 };
 use crate::{DType, ReduceOp, Result};
 
-/// How long dropping waits for NCCL to be done, so that a process that drops and ends doesn't end in the middle of it.
-/// NCCL takes some ten milliseconds.
+/// How long dropping waits for NCCL to be done, which takes some ten milliseconds where it waits for nobody.
 const PATIENCE_WITH_END: Duration = Duration::from_millis(500);
 
 /// How long an end waits for a call into NCCL that is under way.
@@ -62,11 +61,48 @@ pub(super) struct Owned {
     pub(super) _keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
+/// The ends that are under way. A process that ends in the middle of one takes NCCL's and CUDA's own memory from under it.
+static ENDS: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+/// How long the process waits for them as it ends: a graph that was never destroyed may keep one for ever.
+const PATIENCE_AT_EXIT: Duration = Duration::from_secs(3);
+
+/// One of them, until it is dropped.
+struct End;
+
+impl End {
+    fn begin() -> End {
+        unsafe extern "C" {
+            fn atexit(function: extern "C" fn()) -> c_int;
+        }
+        extern "C" fn wait_for_ends() {
+            let (count, changed) = &ENDS;
+            let count = count.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = changed.wait_timeout_while(count, PATIENCE_AT_EXIT, |count| *count > 0);
+        }
+        static ASKED: Once = Once::new();
+        // SAFETY: the function is C's, and what it is given stays in this program. It was asked for behind whatever NCCL and
+        // CUDA asked for when they were loaded, and so is called before.
+        ASKED.call_once(|| unsafe {
+            atexit(wait_for_ends);
+        });
+        *ENDS.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        End
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        *ENDS.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        ENDS.1.notify_all();
+    }
+}
+
 impl Communicator {
     /// Ends the communicator, by a thread of its own, which the receiver hears of.
     fn close(&self, abort: bool) -> Receiver<()> {
         let (done, closed) = channel();
         let handle = self.handle.clone();
+        let end = End::begin();
         let close = move || {
             let library = handle.library();
             let functions = library.functions();
@@ -90,16 +126,18 @@ impl Communicator {
                             warn_of(library, "ncclCommWindowDeregister", handle.rank(), status);
                         }
                     }
-                    let (call, end) = match abort {
+                    let (call, last) = match abort {
                         true => ("ncclCommAbort", functions.comm_abort),
                         false => ("ncclCommDestroy", functions.comm_destroy),
                     };
                     // SAFETY: this thread has taken the communicator out, so that nobody else calls for it, now or later.
-                    let status = unsafe { end(comm.raw()) };
+                    let status = unsafe { last(comm.raw()) };
                     warn_of(library, call, handle.rank(), status);
                     drop(owned);
                 }
             }
+            drop(handle);
+            drop(end);
             // Nobody may be waiting.
             let _ = done.send(());
         };
