@@ -7,9 +7,12 @@ set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 results=${1:?usage: gpu.sh RESULTS [CALLS]} calls=${2:-1000}
 mkdir -p "$results"
-export CUDA_DEVICE_MAX_CONNECTIONS=32 PEERSUM_REQUIRE_GPU=1 NCCL_NVLS_ENABLE=0
+export CUDA_DEVICE_MAX_CONNECTIONS=32 PEERSUM_REQUIRE_GPU=1 NCCL_NVLS_ENABLE=0 NCCL_MULTI_RANK_GPU_ENABLE=1
 nccl=()
-if [[ -d $here/nccl ]]; then nccl=(--nccl-library "$here/nccl"); fi
+if [[ -d $here/nccl ]]; then
+  nccl=(--nccl-library "$here/nccl")
+  export PEERSUM_TEST_NCCL=$here/nccl PEERSUM_REQUIRE_NCCL=1
+fi
 failed=()
 
 job() { # NAME SECONDS COMMAND...: output into a file, its last lines here
@@ -30,6 +33,15 @@ devices=$(wc -l < "$results/devices.csv")
 PEERSUM_TEST_CALLS=$calls job tests_data 240 "$here/cuda_tests" --test-threads=1 data:: symmetric::every
 PEERSUM_TEST_CALLS=100 job tests 240 "$here/cuda_tests" --test-threads=1 edges:: failures:: faults:: graphs:: overlap:: stress:: values:: \
   symmetric::a_ symmetric::memory symmetric::offsets symmetric::the_ symmetric::typed
+job tests_nccl 120 "$here/cuda_tests" --test-threads=1 nccl::
+if command -v nvidia-cuda-mps-control > /dev/null; then # several processes on a device run at the same time only by MPS
+  CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$(mktemp -d)
+  export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+  nvidia-cuda-mps-control -d && sleep 1
+  job tests_processes 120 "$here/cuda_tests" --test-threads=1 processes::
+  echo quit | timeout 10 nvidia-cuda-mps-control
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+fi
 for overlap in late off; do
   PEERSUM_TEST_OVERLAP=$overlap PEERSUM_TEST_CALLS=20 job "tests_overlap_$overlap" 120 "$here/cuda_tests" --test-threads=1 data:: graphs:: stress:: symmetric::
 done
