@@ -57,6 +57,7 @@ mod tests {
 
     use super::*;
 
+    /// Field case A69 (NVIDIA/nccl-tests#55): a small buffer that stays in a cache.
     #[test]
     fn tensors_rotate_through_the_buffer_and_stay_inside() {
         let geometry = Geometry::new::<f32>(1024, 0);
