@@ -6,7 +6,8 @@
 //! What holds for every call, on both backends:
 //!
 //! * **Same bits everywhere.** Sums accumulate in f32 in rank order 0..N−1 and round once, so every rank gets the same
-//!   bits, whichever algorithm and however long the message.
+//!   bits, whichever algorithm and however long the message. Where a table hands a call over to NCCL, which was measured to be
+//!   faster there, the bits are NCCL's; [`Options::deterministic`] keeps it out.
 //! * **Nothing is silently not done.** A call either reduces, or returns an [`Error`] that says what to change.
 //! * **Waits end.** A rank that waits longer than [`Options::timeout`] for a peer gives up, tells all others, and the
 //!   error names the peer that did not come.

@@ -43,18 +43,24 @@ const DEFAULT_STAGING_BYTES: usize = 32 << 20;
 /// gives up after [`Options::timeout`], and the error comes from the next call or from [`Communicator::check`]: check after
 /// synchronising the stream, before the output is used, which then holds some of the result at most.
 ///
+/// A call that goes to NCCL ([`Options::nccl`]) enqueues a kernel of the library's, at which the ranks meet, and NCCL's. What is
+/// said of failures goes for it too.
+///
 /// # Memory
 ///
 /// A rank takes on its device: 8 KiB of control, 32 KiB of flags per rank of the group, the staging
 /// ([`Options::staging_bytes`], 32 MiB unless set otherwise, whatever the number of ranks; half of it for packets), and the
-/// symmetric memory ([`Options::symmetric_bytes`], none unless set otherwise), all rounded up to 2 MiB. That is 34 MiB for 1 to 8 ranks by default; [`Communicator::memory_bytes`] tells.
+/// symmetric memory ([`Options::symmetric_bytes`], none unless set otherwise), all rounded up to 2 MiB. That is 34 MiB for 1
+/// to 8 ranks by default; [`Communicator::memory_bytes`] tells. NCCL takes its own where it is joined, and 256 MiB while the
+/// group is made.
 ///
 /// # Dropping
 ///
 /// The group's memory is freed when its last communicator goes (or the last graph of
 /// [`interop::cudarc::Graph`](crate::interop::cudarc::Graph)), after work that was enqueued in the devices' contexts has
 /// finished. That is waited for, at most for the timeout and a second; if work is still there then, the memory is not
-/// freed, and a warning is logged.
+/// freed, and a warning is logged. Where NCCL was joined, it goes when NCCL is done with its communicators, which a thread waits
+/// for: graphs that have calls of NCCL's keep them. A process that ends waits for those threads, 3 s at most.
 pub struct Communicator {
     rank: u32,
     kernels: Kernels,
