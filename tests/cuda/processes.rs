@@ -165,7 +165,7 @@ impl Obeying {
         let mut enqueue = |call: usize| {
             let algorithm = Algorithm::STAGED[call % Algorithm::STAGED.len()];
             let choice = peersum::Choice { algorithm, blocks: 2, threads: 128 };
-            communicator.force((call % 3 != 0).then_some(choice))?;
+            communicator.force((!call.is_multiple_of(3)).then_some(choice))?;
             let count = *random.of(&[1, 999, 4096, 30_000, MOST / 4]);
             let output = if random.below(2) == 0 { input } else { input + MOST as u64 };
             // SAFETY: both halves of the memory have room for the largest, and the words are the round and the wrong elements.
