@@ -15,6 +15,10 @@ mod priors;
 mod record;
 mod reduce;
 mod segment;
+#[cfg(not(any(loom, shuttle)))]
+mod self_test;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod self_test_lies;
 #[cfg(all(test, shuttle))]
 mod shuttle_aborts;
 #[cfg(all(test, shuttle))]
