@@ -191,8 +191,9 @@ fn stop(communicator: &Communicator, call: usize, algorithm: Algorithm, first_ep
 /// What all ranks make of what all have told.
 fn verdict(calls: &[Call], reports: &[Report]) -> Option<Error> {
     let stops = || reports.iter().enumerate().filter_map(|(rank, report)| Some((rank, report.stopped.as_ref()?)));
-    if let Some((_, stop)) = stops().find(|(_, stop)| stop.gone.is_some()) {
-        return Some(Error::PeerGone { rank: stop.gone?, peer: stop.peer? });
+    let gone = stops().find_map(|(_, stop)| Some((stop.gone?, stop.peer?)));
+    if let Some((rank, peer)) = gone {
+        return Some(Error::PeerGone { rank, peer });
     }
     let name = |number: usize| match calls.get(number) {
         Some(call) => format!("{} of {} x f32", call.plan.algorithm, call.count),
@@ -320,5 +321,116 @@ impl Wire for Stop {
     fn take(from: &mut &[u8]) -> Option<Self> {
         let (call, rounds, peer) = (Wire::take(from)?, Wire::take(from)?, Wire::take(from)?);
         Some(Stop { call, rounds, peer, gone: Wire::take(from)?, reason: Wire::take(from)? })
+    }
+}
+
+/// From any bytes, as a peer may send.
+#[cfg(fuzzing)]
+pub(in crate::host) fn fuzz(bytes: &[u8]) {
+    if let Some(report) = Report::from_bytes(bytes) {
+        let _ = verdict(&[], &[report]).map(|error| error.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host;
+
+    fn finding(call: usize, peer: usize) -> Option<Finding> {
+        Some(Finding { call, peer, element: 5, expected: 0o17, found: 8.0f32.to_bits() })
+    }
+
+    fn stopped(call: usize, rounds: u32, peer: Option<usize>) -> Report {
+        let reason = "nothing came".to_owned();
+        Report { stopped: Some(Stop { call, rounds, peer, gone: None, reason }), ..Report::default() }
+    }
+
+    /// The pair that the verdict names.
+    fn pair(reports: &[Report]) -> Option<(usize, usize)> {
+        match verdict(&[], reports)? {
+            Error::SelfTestFailed { rank, peer, .. } | Error::PeerGone { rank, peer } => Some((rank, peer)),
+            error => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn the_digits_add_up_and_a_wrong_one_names_its_rank() {
+        for world in [2, 3, 8, 9, 16, 17, 40, 128] {
+            let all: Vec<_> = (0..world).map(|rank| Digits::new(rank, world)).collect();
+            let mut named = vec![0; world];
+            for call in 0..3 {
+                for element in 0..256 {
+                    let own: Vec<_> = all.iter().map(|digits| digits.own(call, element)).collect();
+                    let sum = all[0].sum(call, element);
+                    assert_eq!(own.iter().sum::<f32>(), sum);
+                    for peer in 1..world {
+                        // What the same place held in the call before, or nothing.
+                        for stale in [0.0, all[peer].own(call + 7, element)] {
+                            let found = sum - own[peer] + stale;
+                            let right = found == sum;
+                            let culprit = all[0].culprit(element, sum, found);
+                            assert_eq!(culprit, (!right).then_some(peer), "{world}: {call}, {element}");
+                            named[peer] += usize::from(!right);
+                        }
+                    }
+                }
+            }
+            assert!(named[1..].iter().all(|&times| times > 50), "{named:?}");
+            assert_eq!(all[0].culprit(0, 1.0, f32::NAN), None);
+            assert_eq!(all[0].culprit(0, 1.0, 1.5), None);
+        }
+    }
+
+    #[test]
+    fn the_calls_use_every_algorithm_and_more_than_a_chunk() {
+        for (world, staging) in [(2, 4 << 20), (4, 1 << 16), (128, 1 << 20)] {
+            let options = Options::default().staging_bytes(staging);
+            let mut group = Communicator::local(world, &options).unwrap();
+            let calls = calls(&mut group[0]).unwrap();
+            for algorithm in host::ALGORITHMS {
+                let of: Vec<_> = calls.iter().filter(|call| call.plan.algorithm == algorithm).collect();
+                assert_eq!([of[0].count, of[1].count], [1, 1000]);
+                assert!((of[2].count * 4) as u64 > of[2].plan.chunk_bytes);
+                // Every element of a two-shot is somebody's, and each has some.
+                let owners: Vec<_> = (0..of[2].count).map(|element| of[2].owner(element, world)).collect();
+                let some = (0..world).all(|rank| owners.contains(&Some(rank)));
+                assert_eq!(owners.iter().all(Option::is_some) && some, algorithm.rounds() == 2);
+            }
+        }
+    }
+
+    #[test]
+    fn the_verdict_prefers_what_is_nearest_to_the_cause() {
+        let (right, direct) =
+            (Report::default(), |call, peer| Report { direct: finding(call, peer), ..Report::default() });
+        let indirect = |call, peer| Report { indirect: finding(call, peer), ..Report::default() };
+        assert_eq!(pair(&[right.clone(), right.clone()]), None);
+        // A wrong sum that was passed on is told by all, and by its owner first-hand.
+        assert_eq!(pair(&[indirect(4, 1), direct(4, 2), indirect(4, 1)]), Some((1, 2)));
+        assert_eq!(pair(&[right.clone(), direct(5, 0), direct(3, 0)]), Some((2, 0)));
+        assert_eq!(pair(&[right.clone(), right.clone(), indirect(3, 1)]), Some((2, 1)));
+        // Who waits for a rank that waits itself, has stopped later.
+        assert_eq!(pair(&[stopped(1, 2, Some(2)), stopped(1, 1, Some(2)), stopped(0, 0, Some(1))]), Some((2, 1)));
+        assert_eq!(pair(&[stopped(1, 2, Some(2)), stopped(1, 1, Some(0)), stopped(0, 0, None)]), Some((1, 0)));
+        assert_eq!(pair(&[right.clone(), stopped(0, 0, None)]), Some((1, 1)));
+        assert_eq!(pair(&[direct(7, 1), stopped(0, 0, Some(0)), indirect(0, 1)]), Some((0, 1)));
+        // A process that is gone is the cause of all.
+        let mut gone = stopped(3, 1, Some(2));
+        gone.stopped.as_mut().unwrap().gone = Some(1);
+        assert_eq!(pair(&[stopped(0, 0, Some(1)), gone, direct(0, 1)]), Some((1, 2)));
+    }
+
+    #[test]
+    fn reports_survive_their_bytes() {
+        for report in [
+            Report::default(),
+            Report { direct: finding(1, 2), indirect: finding(3, 4), stopped: stopped(5, 6, Some(7)).stopped },
+            stopped(usize::MAX, u32::MAX, None),
+        ] {
+            let bytes = report.to_bytes();
+            assert_eq!(Report::from_bytes(&bytes), Some(report));
+            assert_eq!(Report::from_bytes(&bytes[1..]), None);
+        }
     }
 }

@@ -130,7 +130,8 @@ fn a_private_mirror_is_told_by_who_gets_nothing() {
 fn one_stale_line_in_a_thousand_is_told_with_its_element() {
     for (world, rank, peer) in [(2, 1, 0), (4, 2, 1), (4, 0, 3), (11, 9, 2), (11, 2, 9)] {
         let liar = Liar { rank, peer, how: How::Written(Lie::Stale(1000)) };
-        let error = agreed(meet(world, &options(), Some(liar), drop));
+        // So that more than a thousand lines are of one rank.
+        let error = agreed(meet(world, &options().staging_bytes(world << 18), Some(liar), drop));
         let Error::SelfTestFailed { rank: to, peer: from, reason } = &error else { panic!("{error}") };
         assert_eq!((*to, *from), (peer, rank), "{error}");
         assert!(reason.contains(": element ") && reason.contains(", not "), "{error}");
