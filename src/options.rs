@@ -100,8 +100,8 @@ pub struct Options {
     pub deterministic: bool,
     /// Whether ranks that are processes of the host backend test what they have mapped before they return from the
     /// meeting: every algorithm, with results that each rank checks and all agree on. A peer's memory that is not reached,
-    /// or not all of it, is [`Error::SelfTestFailed`](crate::Error::SelfTestFailed) on all ranks. Takes milliseconds, and
-    /// for the time as much memory as [`Options::staging_bytes`]; both grow with those. Default: true. No effect on
+    /// or not all of it, is [`Error::SelfTestFailed`](crate::Error::SelfTestFailed) on all ranks. Takes some tens of
+    /// milliseconds, and meanwhile memory, both in proportion to [`Options::staging_bytes`], of which it takes as much again. Default: true. No effect on
     /// threads of one process, which share one mapping, and on CUDA.
     pub self_test: bool,
     /// The epoch before the first round. The protocol must not care; tests start it just below a wrap.
