@@ -50,8 +50,8 @@ impl Communicator {
     /// at most (300 KiB with 128 ranks); the memory is reserved here. The
     /// host has one block a rank: [`Options::blocks`] may be 1 or unset, and [`Options::threads`] has no effect.
     ///
-    /// There is no [self-test](Options::self_test): all ranks use one and the same mapping, so there is none of a peer's
-    /// memory that could lead elsewhere.
+    /// There is no [self-test](Options::self_test): all ranks use one and the same mapping, so there is none of a
+    /// peer's memory that could lead elsewhere.
     ///
     /// # Errors
     ///

@@ -73,8 +73,8 @@ impl Segment {
         }
     }
 
-    /// Makes it as new: no flag set and no packet, at `first_epoch`. What the staging holds says nothing by itself. For the
-    /// owner alone, while no rank is in a call.
+    /// Makes it as new: no flag set and no packet, at `first_epoch`. What the staging holds says nothing by itself. For
+    /// the owner alone, while no rank is in a call.
     #[cfg(not(any(loom, shuttle)))]
     pub(super) fn renew(&self, first_epoch: u32) {
         for half in 0..2 {
@@ -187,7 +187,7 @@ impl Segment {
             use crate::protocol::layout::LINE_BYTES;
             let start = self.layout.slot(half, block, source);
             for at in (0..bytes as u64).step_by(LINE_BYTES as usize) {
-                if (start + at) / LINE_BYTES % one_in != 0 {
+                if !((start + at) / LINE_BYTES).is_multiple_of(one_in) {
                     let length = (bytes as u64 - at).min(LINE_BYTES) as usize;
                     // SAFETY: as below, for a line of it: slots start on lines.
                     unsafe { self.memory.copy_in(start + at, from.add(at as usize), length) }

@@ -7,14 +7,14 @@
 //! # Whose contribution was wrong
 //!
 //! Element e of a call is a sum of octal digits: a hash of e and the call gives eight of them, and digit k is what rank
-//! 8w + k contributes, where w is the element's *window* of ranks. The others contribute 0 there. So sums are below 2^24
-//! and exact in any order, no two calls leave the same in a slot, and a digit that is wrong names its rank. With 2^n
-//! windows, at most 16, the elements of each line of 64 bytes belong to all of them in turn: in a single call every line
-//! has something of every rank, and what a slot holds of an earlier call is of the same window.
+//! 8w + k contributes, where w is the element's *window* of ranks. The others contribute 0 there. So sums are below
+//! 2^24 and exact in any order, no two calls leave the same in a slot, and a digit that is wrong names its rank. With
+//! 2^n windows, at most 16, the elements of each line of 64 bytes belong to all of them in turn: in a single call every
+//! line has something of every rank, and what a slot holds of an earlier call is of the same window.
 //!
-//! That an element is wrong in its own rank's part of a two-shot, or in a one-shot, says which rank's contribution never
-//! arrived there. Elsewhere it can be the fault of the part's owner or of what had come to that, which is then for the
-//! owner to tell; the verdict prefers what is told first-hand.
+//! That an element is wrong in its own rank's part of a two-shot, or in a one-shot, says which rank's contribution
+//! never arrived there. Elsewhere it can be the fault of the part's owner or of what had come to that, which is then
+//! for the owner to tell; the verdict prefers what is told first-hand.
 
 use super::{
     communicator::Communicator,
@@ -93,8 +93,8 @@ pub(super) fn run(communicator: &mut Communicator, options: &Options, seat: &mut
     Ok(())
 }
 
-/// Every algorithm with one element, some, and so many that each line of both halves of the staging is used: a one-shot's
-/// chunks take turns, a two-shot's take both.
+/// Every algorithm with one element, some, and so many that each line of both halves of the staging is used: a
+/// one-shot's chunks take turns, a two-shot's take both.
 fn calls(communicator: &mut Communicator) -> Result<Vec<Call>> {
     let mut calls = Vec::new();
     for algorithm in super::ALGORITHMS {
@@ -162,7 +162,8 @@ fn stop(communicator: &Communicator, call: usize, algorithm: Algorithm, first_ep
     let region = if algorithm.packet_rounds() > 0 { Region::Packets } else { Region::Flags };
     let rounds = own.epoch(region, 0).wrapping_sub(first_epoch);
     let stop = |peer, gone, reason| Stop { call, rounds, peer, gone, reason };
-    // The error is what ended the group. What this rank waited for itself may be another thing, and nearer to the cause.
+    // The error is what ended the group. What this rank waited for itself may be another thing, and nearer to the
+    // cause.
     match (error, record::from_words(own.record())) {
         (Error::PeerGone { rank, peer }, _) => return stop(Some(*peer), Some(*rank), error.to_string()),
         (_, Some(Error::PeerTimeout { rank: of, peer, .. })) if of == rank => {

@@ -1,6 +1,7 @@
 //! Maps of peers' memory that lie: what the self-test finds of them, and tells all ranks alike.
 //!
-//! Ranks are threads with seats among processes: each has mappings of its own, and the sockets don't know the difference.
+//! Ranks are threads with seats among processes: each has mappings of its own, and the sockets don't know the
+//! difference.
 
 use std::{
     os::fd::OwnedFd,
