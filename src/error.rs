@@ -110,7 +110,21 @@ pub enum Error {
         rank: usize,
         /// The rank whose memory it is.
         peer: usize,
-        /// What the driver says.
+        /// What the driver or the system says.
+        reason: String,
+    },
+
+    /// The self-test of a new group found that what a rank sends does not reach another as it should.
+    #[error(
+        "the self-test failed: what rank {peer} sends does not reach rank {rank} as it should ({reason}). No rank uses \
+         this memory: meet again, or look for what is wrong with the machine"
+    )]
+    SelfTestFailed {
+        /// The rank that it should reach, which found it wrong by its own loads.
+        rank: usize,
+        /// The rank that it comes from.
+        peer: usize,
+        /// Which call, and what was found in place of what.
         reason: String,
     },
 
@@ -534,6 +548,7 @@ impl Error {
                 | Error::RankTaken { .. }
                 | Error::WorldsDiffer { .. }
                 | Error::VersionsDiffer { .. }
+                | Error::SelfTestFailed { .. }
                 | Error::Driver { .. }
                 | Error::Nccl { .. }
                 | Error::NcclTimeout { .. }

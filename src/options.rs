@@ -98,6 +98,12 @@ pub struct Options {
     /// Never hands a call over to NCCL, whose bits depend on the size of the message and on the machine: this library's own
     /// algorithms all give the same. Default: false.
     pub deterministic: bool,
+    /// Whether ranks that are processes of the host backend test what they have mapped before they return from the
+    /// meeting: every algorithm, with results that each rank checks and all agree on. A peer's memory that is not
+    /// reached, or not all of it, is [`Error::SelfTestFailed`](crate::Error::SelfTestFailed) on all ranks. Takes some
+    /// tens of milliseconds, and meanwhile memory, both in proportion to [`Options::staging_bytes`], of which it takes
+    /// as much again. Default: true. No effect on threads of one process, which share one mapping, and on CUDA.
+    pub self_test: bool,
     /// The epoch before the first round. The protocol must not care; tests start it just below a wrap.
     pub first_epoch: u32,
 }
@@ -116,6 +122,7 @@ impl Default for Options {
             nccl_library: None,
             table: TableFrom::default(),
             deterministic: false,
+            self_test: true,
             first_epoch: 0,
         }
     }
@@ -200,6 +207,13 @@ impl Options {
     #[must_use]
     pub fn deterministic(mut self, deterministic: bool) -> Self {
         self.deterministic = deterministic;
+        self
+    }
+
+    /// Sets [`Options::self_test`].
+    #[must_use]
+    pub fn self_test(mut self, self_test: bool) -> Self {
+        self.self_test = self_test;
         self
     }
 

@@ -1,5 +1,7 @@
 //! What a rank holds.
 
+#[cfg(not(any(loom, shuttle)))]
+use std::os::fd::OwnedFd;
 use std::{
     fmt,
     sync::{Arc, Weak},
@@ -12,6 +14,8 @@ use super::{
     priors::{self, BLOCKS, MAX_RANKS, STAGING_BYTES},
     reduce::Isa,
 };
+#[cfg(not(any(loom, shuttle)))]
+use super::{segment::Segment, self_test};
 #[cfg(not(any(loom, shuttle)))]
 use crate::meeting::{self, Meeting, Seat};
 use crate::{
@@ -46,6 +50,9 @@ impl Communicator {
     /// at most (300 KiB with 128 ranks); the memory is reserved here. The
     /// host has one block a rank: [`Options::blocks`] may be 1 or unset, and [`Options::threads`] has no effect.
     ///
+    /// There is no [self-test](Options::self_test): all ranks use one and the same mapping, so there is none of a
+    /// peer's memory that could lead elsewhere.
+    ///
     /// # Errors
     ///
     /// * [`Error::UnsupportedWorld`] for 0 ranks, or for more than 128.
@@ -67,7 +74,8 @@ impl Communicator {
     }
 
     /// This process's rank of the group that meets there. Blocks until all ranks have come and can reach each other's
-    /// memory: for [`Meeting::timeout`] at most until all have come, and from then on for [`Options::timeout`].
+    /// memory, which a [self-test](Options::self_test) shows: for [`Meeting::timeout`] at most until all have come, and
+    /// from then on for [`Options::timeout`] wherever they wait for each other.
     ///
     /// The group is as one of [`Communicator::local`]. Its memory is that of each process alone, and of those that it
     /// is handed to; nothing of it has a name, and the system frees it with the last of them.
@@ -79,6 +87,8 @@ impl Communicator {
     /// * [`Error::MeetingPlace`], [`Error::ForeignPeer`]: the place to meet at is not to be had.
     /// * [`Error::RankTaken`], [`Error::WorldsDiffer`], [`Error::VersionsDiffer`], [`Error::OptionsDiffer`],
     ///   [`Error::SeveralMachines`]: these ranks can't be a group. All that have come are told.
+    /// * [`Error::Unmapped`] and [`Error::SelfTestFailed`]: one rank's memory does not reach another. All return the
+    ///   same, and can meet again.
     /// * As for [`Communicator::local`].
     #[cfg(not(any(loom, shuttle)))]
     pub fn meet(meeting: &Meeting, options: &Options) -> Result<Communicator> {
@@ -106,21 +116,35 @@ impl Communicator {
     }
 
     #[cfg(not(any(loom, shuttle)))]
-    fn join(mut seat: Seat, options: &Options) -> Result<Communicator> {
-        let mut group = || {
+    fn join(seat: Seat, options: &Options) -> Result<Communicator> {
+        Communicator::join_by(seat, options, |layout, _, file| Segment::open(layout, file))
+    }
+
+    /// As [`Communicator::meet`] once a seat is taken, where `open` maps a peer's segment.
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) fn join_by(
+        mut seat: Seat,
+        options: &Options,
+        open: impl Fn(&Layout, usize, &OwnedFd) -> Result<Segment>,
+    ) -> Result<Communicator> {
+        let mut join = || {
             seat.agree(options)?;
-            Group::join(layout(seat.world(), options)?, options, &mut seat)
+            let layout = layout(seat.world(), options)?;
+            let group = Group::join(layout, options, &mut seat, |peer, file| open(&layout, peer, file))?;
+            let (rank, group, isa) = (seat.rank() as u32, Arc::new(group), Isa::widest());
+            // Until it has passed, under options of its own.
+            let mut communicator = Communicator { rank, group, options: Options::default(), isa };
+            if options.self_test && seat.world() > 1 {
+                self_test::run(&mut communicator, options, &mut seat)?;
+            }
+            communicator.options = options.clone();
+            Ok(communicator)
         };
-        match group() {
-            Ok(group) => {
-                let (rank, options) = (seat.rank() as u32, options.clone());
-                Ok(Communicator { rank, group: Arc::new(group), options, isa: Isa::widest() })
-            }
-            Err(error) => {
-                seat.leave(&error);
-                Err(error)
-            }
+        let joined = join();
+        if let Err(error) = &joined {
+            seat.leave(error);
         }
+        joined
     }
 
     /// As [`Communicator::local`], with a fault in the protocol that a model should find, or a test survive.
@@ -133,7 +157,7 @@ impl Communicator {
     }
 
     /// Takes this algorithm from now on. All ranks must, before the same call.
-    #[cfg(test)]
+    #[cfg(any(test, not(any(loom, shuttle))))]
     pub(super) fn force(&mut self, algorithm: crate::Algorithm) {
         self.options.algorithm = Some(algorithm);
     }
@@ -152,6 +176,11 @@ impl Communicator {
         let group = Arc::new(group);
         let isa = Isa::widest();
         (0..world).map(|rank| Communicator { rank, group: group.clone(), options: options.clone(), isa }).collect()
+    }
+
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) fn group(&self) -> &Group {
+        &self.group
     }
 
     /// This rank, from 0 on.

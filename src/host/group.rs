@@ -1,5 +1,7 @@
 //! What the ranks of a group share: their segments, and how the group ended if it did.
 
+#[cfg(not(any(loom, shuttle)))]
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::{
@@ -43,23 +45,45 @@ impl Group {
         })
     }
 
-    /// The group of the ranks of a meeting of processes. Returns once all have it.
+    /// The group of the ranks of a meeting of processes, where `open` maps the segment of a peer. Returns once all have
+    /// mapped all, or know who could not.
     #[cfg(not(any(loom, shuttle)))]
-    pub(super) fn join(layout: Layout, options: &Options, seat: &mut Seat) -> Result<Group> {
+    pub(super) fn join(
+        layout: Layout,
+        options: &Options,
+        seat: &mut Seat,
+        open: impl Fn(usize, &OwnedFd) -> Result<Segment>,
+    ) -> Result<Group> {
         Memory::check_room(Packets::new(&layout).segment_bytes().saturating_mul(layout.world.into()))?;
         let (own, file) = Segment::shared(&layout, options.first_epoch)?;
         let (mut own, rank) = (Some(own), seat.rank());
         let files = seat.all_gather_fds(vec![file])?;
-        let segments = files.iter().enumerate().map(|(peer, files)| match files.first() {
-            _ if peer == rank => own.take().ok_or(Error::RankTaken { rank }),
-            Some(file) => Segment::open(&layout, file)
-                .map_err(|error| Error::PeerFailed { peer, reason: format!("{error}, on rank {rank}") }),
-            None => Err(Error::PeerFailed { peer, reason: "it handed round no segment".into() }),
-        });
-        let segments = segments.collect::<Result<_>>()?;
+        let mut segments = Vec::with_capacity(files.len());
+        // Who can't goes on with the meeting, so that all are told alike.
+        let mut unmapped: Option<(usize, String)> = None;
+        for (peer, files) in files.iter().enumerate() {
+            let segment = match files.first() {
+                _ if peer == rank => own.take().ok_or(Error::RankTaken { rank })?,
+                Some(file) => match open(peer, file) {
+                    Ok(segment) => segment,
+                    Err(error) => {
+                        unmapped = Some((peer, error.to_string()));
+                        break;
+                    }
+                },
+                None => {
+                    unmapped = Some((peer, "it handed round no segment".into()));
+                    break;
+                }
+            };
+            segments.push(segment);
+        }
         let lifelines = Some(Lifelines::hand_round(seat)?);
         // Nobody goes ahead before all can follow.
-        seat.all_gather(())?;
+        let all = seat.all_gather(unmapped)?;
+        if let Some((rank, (peer, reason))) = all.into_iter().enumerate().find_map(|(rank, it)| Some((rank, it?))) {
+            return Err(Error::Unmapped { rank, peer, reason });
+        }
         Ok(Group {
             layout,
             timeout: options.timeout,

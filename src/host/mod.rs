@@ -15,6 +15,10 @@ mod priors;
 mod record;
 mod reduce;
 mod segment;
+#[cfg(not(any(loom, shuttle)))]
+mod self_test;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod self_test_lies;
 #[cfg(all(test, shuttle))]
 mod shuttle_aborts;
 #[cfg(all(test, shuttle))]
@@ -38,4 +42,5 @@ pub const ALGORITHMS: [crate::Algorithm; 6] = [
 #[cfg(all(fuzzing, not(any(loom, shuttle))))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     record::fuzz(bytes);
+    self_test::fuzz(bytes);
 }

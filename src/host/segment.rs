@@ -23,6 +23,19 @@ pub(super) struct Segment {
     layout: Layout,
     packets: Packets,
     memory: Memory,
+    /// How this mapping lies.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(super) lie: Option<Lie>,
+}
+
+/// What a test makes of a peer's mapping.
+#[cfg(all(test, not(any(loom, shuttle))))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lie {
+    /// What is written to one line of the payload in so many stays behind.
+    Stale(u64),
+    /// What is written comes so late.
+    Late(std::time::Duration),
 }
 
 impl Segment {
@@ -41,16 +54,48 @@ impl Segment {
     /// The segment of a rank that is another process.
     #[cfg(not(any(loom, shuttle)))]
     pub(super) fn open(layout: &Layout, file: &OwnedFd) -> Result<Segment> {
-        Ok(Segment { layout: *layout, packets: Packets::new(layout), memory: Memory::open(layout, file)? })
+        Ok(Segment::of(layout, Memory::open(layout, file)?))
     }
 
     fn fresh(layout: &Layout, first_epoch: u32, memory: Memory) -> Segment {
-        let segment = Segment { layout: *layout, packets: Packets::new(layout), memory };
-        for block in 0..layout.max_blocks {
-            segment.set_epoch(Region::Flags, block, first_epoch);
-            segment.set_epoch(Region::Packets, block, first_epoch);
-        }
+        let segment = Segment::of(layout, memory);
+        segment.set_epochs(first_epoch);
         segment
+    }
+
+    fn of(layout: &Layout, memory: Memory) -> Segment {
+        Segment {
+            layout: *layout,
+            packets: Packets::new(layout),
+            memory,
+            #[cfg(all(test, not(any(loom, shuttle))))]
+            lie: None,
+        }
+    }
+
+    /// Makes it as new: no flag set and no packet, at `first_epoch`. What the staging holds says nothing by itself. For
+    /// the owner alone, while no rank is in a call.
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) fn renew(&self, first_epoch: u32) {
+        for half in 0..2 {
+            for block in 0..self.layout.max_blocks {
+                for writer in 0..self.layout.world {
+                    for region in [Region::Flags, Region::Packets] {
+                        self.signal(region, half, block, writer).store(0, Ordering::Relaxed);
+                    }
+                    self.packets(half, block, writer).iter().for_each(|packet| packet.store(0, Ordering::Relaxed));
+                }
+            }
+        }
+        (0..call::WORDS).for_each(|index| self.memory.word_64(call_offset(index)).store(0, Ordering::Relaxed));
+        self.set_epochs(first_epoch);
+    }
+
+    fn set_epochs(&self, epoch: u32) {
+        for block in 0..self.layout.max_blocks {
+            self.set_epoch(Region::Flags, block, epoch);
+            self.set_epoch(Region::Packets, block, epoch);
+        }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -111,6 +156,11 @@ impl Segment {
 
     /// `writer`'s flag of a half, which for packets is the header of its slot. Waits poll it; `writer` alone stores it.
     pub(super) fn signal(&self, region: Region, half: u32, block: u32, writer: u32) -> &AtomicU64 {
+        // In a peer's segment a signal is only written.
+        #[cfg(all(test, not(any(loom, shuttle))))]
+        if let Some(Lie::Late(time)) = self.lie {
+            std::thread::sleep(time);
+        }
         match region {
             Region::Flags => self.memory.word_64(self.layout.flag(half, block, writer)),
             Region::Packets => &self.memory.packets(self.packets.slot(half, block, writer), 1)[0],
@@ -132,6 +182,19 @@ impl Segment {
     ///
     /// `from` is readable for `bytes` bytes, and the protocol gives the slot to this thread.
     pub(super) unsafe fn copy_in(&self, half: u32, block: u32, source: u32, from: *const u8, bytes: usize) {
+        #[cfg(all(test, not(any(loom, shuttle))))]
+        if let Some(Lie::Stale(one_in)) = self.lie {
+            use crate::protocol::layout::LINE_BYTES;
+            let start = self.layout.slot(half, block, source);
+            for at in (0..bytes as u64).step_by(LINE_BYTES as usize) {
+                if !((start + at) / LINE_BYTES).is_multiple_of(one_in) {
+                    let length = (bytes as u64 - at).min(LINE_BYTES) as usize;
+                    // SAFETY: as below, for a line of it: slots start on lines.
+                    unsafe { self.memory.copy_in(start + at, from.add(at as usize), length) }
+                }
+            }
+            return;
+        }
         // SAFETY: slots are apart from the words; the caller vouches for the rest.
         unsafe { self.memory.copy_in(self.layout.slot(half, block, source), from, bytes) }
     }

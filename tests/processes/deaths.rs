@@ -59,6 +59,55 @@ fn a_process_that_is_killed_while_ranks_meet_is_named_to_all_who_have_come() {
     }
 }
 
+/// Until all have mapped all segments, and a little longer: then all that is left of the meeting is the test.
+fn wait_for_the_self_test_of(ranks: &[Rank]) {
+    let until = Instant::now() + PATIENCE;
+    for rank in ranks {
+        let maps = format!("/proc/{}/maps", rank.id());
+        while std::fs::read_to_string(&maps).unwrap().matches("memfd:peersum").count() < ranks.len() {
+            assert!(Instant::now() < until, "{maps} has too few segments");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    std::thread::sleep(Duration::from_millis(40));
+}
+
+/// The test of a group with so much staging takes longer than it takes to kill one of its ranks.
+#[test]
+fn a_process_that_is_killed_in_the_self_test_is_named_to_all() {
+    for victim in [0, 1, 3] {
+        let (mut ranks, secret) = job(4);
+        ranks.iter_mut().for_each(|rank| rank.tell("meet staging=67108864"));
+        wait_for_the_self_test_of(&ranks);
+        ranks[victim].kill();
+        let since = Instant::now();
+        for (rank, survivor) in ranks.iter_mut().enumerate().filter(|&(rank, _)| rank != victim) {
+            let answer = survivor.answer();
+            assert!(answer.starts_with(&format!("PeerGone {{ rank: {rank}, peer: {victim} }}")), "{answer}");
+        }
+        assert!(since.elapsed() < PATIENCE / 6, "{:?}", since.elapsed());
+        ranks.remove(victim);
+        a_restart_works(ranks, victim, &secret);
+    }
+}
+
+#[test]
+fn a_process_that_is_stopped_in_the_self_test_is_a_failure_of_all() {
+    let (mut ranks, _) = job(3);
+    ranks.iter_mut().for_each(|rank| rank.tell("meet staging=67108864 timeout=1500"));
+    wait_for_the_self_test_of(&ranks);
+    let stopped = rustix::process::Pid::from_raw(ranks[1].id() as i32).unwrap();
+    rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
+    for rank in [0, 2] {
+        let answer = ranks[rank].answer();
+        assert!(answer.starts_with("MeetingTimeout") && answer.contains("missing: [1]"), "{answer}");
+    }
+    rustix::process::kill_process(stopped, rustix::process::Signal::CONT).unwrap();
+    assert_ne!(ranks[1].answer(), "done", "it is told when it goes on");
+    all_do(&mut ranks, "meet");
+    all_do(&mut ranks, "reduce calls=10");
+}
+
 #[test]
 fn a_process_that_is_killed_between_calls_is_named_by_the_next_call() {
     for victim in [0, 1, 3] {

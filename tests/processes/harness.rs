@@ -168,6 +168,8 @@ fn perform(communicators: &mut Vec<Communicator>, words: &[&str]) -> Result<Stri
             let mut options = Options::default().timeout(millis("timeout", 20_000));
             options.algorithm = algorithm;
             options.staging_bytes = number("staging").or(Some(1 << 16));
+            options.self_test = number("untested").is_none();
+            options.first_epoch = number("epoch").unwrap_or(0) as u32;
             let (rank, world) = (number("rank").unwrap_or(0), number("world").unwrap_or(1));
             let mut meeting = match text("at") {
                 Some(path) if path.starts_with('/') => Meeting::at_path(path, rank, world),
@@ -194,6 +196,21 @@ fn perform(communicators: &mut Vec<Communicator>, words: &[&str]) -> Result<Stri
                 let count = number("count").unwrap_or(1 + call * 7 % 3000);
                 reduce(communicator, call, count)?;
             }
+        }
+        // So many meetings, one after the other: the least and the middle of how long they took.
+        "time" => {
+            let mut options = Options::default().self_test(number("untested").is_none());
+            options.staging_bytes = number("staging");
+            let mut took = Vec::new();
+            for time in 0..number("meetings").unwrap_or(1) {
+                let meeting = Meeting::from_env()?.group(format!("{time} {}", options.self_test));
+                let started = Instant::now();
+                let communicator = Communicator::meet(&meeting, &options)?;
+                took.push(started.elapsed());
+                drop(communicator);
+            }
+            took.sort();
+            return Ok(format!("{:?} {:?}", took[0], took[took.len() / 2]));
         }
         "values" => values(&mut communicators[0])?,
         "check" => communicators[number("of").unwrap_or(0)].check()?,

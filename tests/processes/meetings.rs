@@ -63,6 +63,7 @@ fn options_that_differ_are_told_by_each() {
     let answers = two(["meet timeout=20000", "meet timeout=19999"]);
     assert_all([answers[0].clone()], "OptionsDiffer { rank: 0, peer: 1 }");
     assert_all([answers[1].clone()], "OptionsDiffer { rank: 1, peer: 0 }");
+    assert_all(two(["meet", "meet untested=1"]), "OptionsDiffer");
 }
 
 #[test]

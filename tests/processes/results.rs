@@ -24,6 +24,36 @@ fn a_thousand_calls_of_four_processes_are_right_and_their_epochs_stay_equal() {
     assert!(ranks.into_iter().all(Rank::end));
 }
 
+/// Whether it was tested or not, and where the epochs wrap.
+#[test]
+fn groups_begin_at_their_first_epoch_and_are_right_from_there_on() {
+    let mut ranks = Rank::job(3);
+    for epoch in [0, 5, u32::MAX - 7, u32::MAX] {
+        for untested in ["", " untested=1"] {
+            all_do(&mut ranks, &format!("meet epoch={epoch}{untested}"));
+            assert_eq!(all(&mut ranks, "epochs"), vec![format!("[{epoch}, {epoch}]"); 3]);
+            all_do(&mut ranks, "reduce calls=50");
+            all_do(&mut ranks, "leave");
+        }
+    }
+    assert!(ranks.into_iter().all(Rank::end));
+}
+
+/// What the self-test adds to a meeting of four (docs/measurements.md). Run alone, with `--ignored --nocapture`.
+#[test]
+#[ignore = "measures"]
+fn how_long_a_meeting_takes_with_the_self_test_and_without() {
+    let mut ranks = Rank::job(4);
+    for round in 0..3 {
+        for staging in ["", " staging=65536", " staging=33554432"] {
+            for untested in [" untested=1", ""] {
+                let command = format!("time meetings=15{staging}{untested}");
+                println!("{round}: {command}: {:?}", all(&mut ranks, &command));
+            }
+        }
+    }
+}
+
 #[test]
 fn one_process_is_a_group_too() {
     let mut ranks = Rank::job(1);
