@@ -8,6 +8,8 @@ mod output;
 mod perf;
 mod plot;
 mod sizes;
+mod topo;
+mod topology;
 #[cfg(feature = "cuda")]
 mod tune;
 
@@ -44,6 +46,11 @@ enum Action {
     /// rank that failed, or 128 and the signal that ended it; 0 if none failed. Signals are passed on to the ranks.
     /// Nothing of them is left when this ends; if it is killed, they are too.
     Launch(launch::Arguments),
+    /// Shows how the GPUs and NICs of this machine are connected, as `nvidia-smi topo -m` does, and more
+    ///
+    /// Reads sysfs, and NVML where there is one; needs no root and no driver, and says what it could not see. Reads the
+    /// text of `nvidia-smi topo -m` and NCCL's topology files too, and writes the latter.
+    Topo(topo::Arguments),
 }
 
 /// The exit code of a command that could not run: a wrong option, or a backend that is not there.
@@ -56,6 +63,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "cuda")]
         Action::Tune(arguments) => tune::run(&arguments),
         Action::Launch(arguments) => launch::run(&arguments),
+        Action::Topo(arguments) => topo::run(&arguments),
     };
     outcome.unwrap_or_else(|error| {
         let nobody_reads =
