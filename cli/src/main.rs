@@ -1,6 +1,7 @@
 //! The command `peersum`.
 
 mod bandwidth;
+mod doctor;
 mod dtypes;
 mod launch;
 mod measure;
@@ -51,6 +52,11 @@ enum Action {
     /// Reads sysfs, and NVML where there is one; needs no root and no driver, and says what it could not see. Reads the
     /// text of `nvidia-smi topo -m` and NCCL's topology files too, and writes the latter.
     Topo(topo::Arguments),
+    /// Looks for what makes all-reduce slow on this machine, or impossible, and says what to do
+    ///
+    /// Findings are in order of weight, each with what was seen, what it costs, and the remedy. Nothing is changed. The exit
+    /// code is 0 if all is well, 1 if anything was found, 2 if nothing was found and something could not be looked at.
+    Doctor(doctor::Arguments),
 }
 
 /// The exit code of a command that could not run: a wrong option, or a backend that is not there.
@@ -64,6 +70,7 @@ fn main() -> ExitCode {
         Action::Tune(arguments) => tune::run(&arguments),
         Action::Launch(arguments) => launch::run(&arguments),
         Action::Topo(arguments) => topo::run(&arguments),
+        Action::Doctor(arguments) => doctor::run(&arguments),
     };
     outcome.unwrap_or_else(|error| {
         let nobody_reads =

@@ -78,6 +78,11 @@ impl Connection {
     pub(crate) fn linked(self) -> bool {
         self.nvlinks.is_some_and(|links| links > 0)
     }
+
+    /// Known not to be.
+    pub(crate) fn unlinked(self) -> bool {
+        self.nvlinks == Some(0)
+    }
 }
 
 impl fmt::Display for Connection {
@@ -113,8 +118,8 @@ pub(crate) struct Device {
 impl Matrix {
     /// Of all GPUs and NICs of a machine.
     pub(crate) fn of(machine: &Machine) -> Self {
-        let gpus = (0..machine.gpus.len()).map(|index| Place::Gpu(index));
-        let nics = (0..machine.nics.len()).map(|index| Place::Nic(index));
+        let gpus = (0..machine.gpus.len()).map(Place::Gpu);
+        let nics = (0..machine.nics.len()).map(Place::Nic);
         let places: Vec<_> = gpus.chain(nics).collect();
         Matrix {
             devices: places.iter().map(|place| place.device(machine)).collect(),
