@@ -5,6 +5,7 @@ mod doctor;
 mod dtypes;
 mod launch;
 mod measure;
+mod model;
 mod output;
 mod perf;
 mod plot;
@@ -57,6 +58,11 @@ enum Action {
     /// Findings are in order of weight, each with what was seen, what it costs, and the remedy. Nothing is changed. The exit
     /// code is 0 if all is well, 1 if anything was found, 2 if nothing was found and something could not be looked at.
     Doctor(doctor::Arguments),
+    /// Says what all-reduce should take, by a model, and how far measurements are from that
+    ///
+    /// By default this library's algorithms, by the hops on their critical path: time = T0 + hops + bytes / B. With --alpha
+    /// and --beta the α–β costs of common algorithms, in a node and between nodes. Needs no GPU.
+    Model(model::Arguments),
 }
 
 /// The exit code of a command that could not run: a wrong option, or a backend that is not there.
@@ -71,6 +77,7 @@ fn main() -> ExitCode {
         Action::Launch(arguments) => launch::run(&arguments),
         Action::Topo(arguments) => topo::run(&arguments),
         Action::Doctor(arguments) => doctor::run(&arguments),
+        Action::Model(arguments) => model::run(&arguments),
     };
     outcome.unwrap_or_else(|error| {
         let nobody_reads =
