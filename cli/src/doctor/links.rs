@@ -125,7 +125,11 @@ pub(super) fn pcie(machine: &Machine, outcome: &mut Outcome) {
     let nics =
         machine.nics.iter().enumerate().filter(|(_, nic)| nic.rdma).map(|(nic, of)| (format!("NIC{nic}"), of.address));
     for (name, address) in gpus.chain(nics) {
-        let Some(function) = machine.functions.get(&address) else { continue };
+        let Some(function) = machine.functions.get(&address) else {
+            outcome.unknown(format!("the PCIe link of {name}"), "it is not in sysfs");
+            quiet = false;
+            continue;
+        };
         let is_gpu = name.starts_with("GPU");
         if function.link.width.is_none() || function.link.width_max.is_none() {
             outcome.unknown(

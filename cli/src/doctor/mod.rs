@@ -103,8 +103,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 fn examine(source: &dyn Source, machine: &Machine, log: Option<&Log>) -> Outcome {
     let mut outcome = Outcome::default();
     let settings = Settings::of(source);
-    // The checks of these two say it themselves, and what it means.
-    let said_again = |unseen: &&String| unseen.starts_with("the NVLinks") || unseen.starts_with("the IOMMU");
+    // Checks say these themselves, and what they mean.
+    let said_again =
+        |unseen: &&String| ["the NVLinks", "the IOMMU", "GPU "].iter().any(|subject| unseen.starts_with(subject));
     for unseen in machine.unseen.iter().filter(|unseen| !said_again(unseen)) {
         outcome.unknown("part of the machine", unseen.clone());
     }

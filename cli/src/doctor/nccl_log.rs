@@ -84,6 +84,8 @@ pub(super) struct Log {
     pub(super) hosts: usize,
     /// Whether switches sum; `None` if it isn't said.
     pub(super) nvls: Option<bool>,
+    /// Channels by which switches sum.
+    pub(super) nvls_channels: Option<u32>,
     warnings: Vec<String>,
     /// Variables that NCCL says were set.
     variables: Vec<(String, String)>,
@@ -136,6 +138,8 @@ impl Log {
             self.variables.push((name.rsplit(' ').next().unwrap_or_default().into(), value.into()));
         } else if let Some((_, version)) = said.split_once("NCCL version ") {
             self.version = Some(version.split_whitespace().next().unwrap_or_default().into());
+        } else if let Some((before, _)) = said.split_once(" nvls channels") {
+            self.nvls_channels = before.rsplit([' ', ',']).next().and_then(|count| count.parse().ok());
         } else if said.starts_with("NVLS multicast support is") {
             self.nvls = Some(!said.contains("not available"));
         } else if let (Some(rank), Some(bus)) = (after(said, "rank"), after(said, "busId"))
@@ -157,7 +161,7 @@ impl Log {
             Some((rank.trim().parse::<u32>().ok()?, device.strip_suffix(']')?.to_owned()))
         };
         let (from, to) = (rank(from)?, rank(to.trim())?);
-        let transport = Transport::parse(via.split_whitespace().next()?)?;
+        let transport = Transport::parse(via.trim())?;
         // The line is the sender's, unless it says that it receives.
         let speaker = if direction.contains("receive") { &to } else { &from };
         self.ranks.entry(speaker.0).or_default().host = host;
@@ -241,12 +245,16 @@ pub(super) fn check(log: &Log, machine: &Machine, level: Level, outcome: &mut Ou
             remedy: vec!["Put ranks that are neighbours in the ring on GPUs that are connected.".into()],
         });
     }
-    if log.nvls == Some(false) && machine.gpus.iter().any(|gpu| gpu.compute_capability.is_some_and(|cc| cc >= (9, 0))) {
+    let none = log.nvls == Some(false) || log.nvls_channels == Some(0);
+    if none && machine.gpus.iter().any(|gpu| gpu.compute_capability.is_some_and(|cc| cc >= (9, 0))) {
         outcome.found(Finding {
             id: "log-no-nvls",
             weight: Weight::Note,
             title: "NCCL has no NVLS".into(),
-            evidence: vec!["NVLS multicast support is not available".into()],
+            evidence: vec![match log.nvls {
+                Some(false) => "NVLS multicast support is not available".into(),
+                _ => "0 nvls channels".into(),
+            }],
             cost: "NVLink switches don't sum: large all-reduces take longer.".into(),
             remedy: vec!["It needs NVSwitches, a running fabric manager, and in a container /dev/nvidia-caps.".into()],
         });
@@ -442,6 +450,7 @@ mod tests {
         let ids = |text: &str| findings(H200X8, text).findings.iter().map(|finding| finding.id).collect::<Vec<_>>();
         let two = |via: &str| line("a", "0[0] -> 8[0] [send]", via) + &line("b", "0[0] -> 8[0] [receive]", via);
         assert_eq!(ids(&two("NET/IB/0/GDRDMA")), Vec::<&str>::new());
+        assert_eq!(ids(&two("NET/AWS Libfabric/0/GDRDMA/Shared")), Vec::<&str>::new());
         assert_eq!(ids(&two("NET/IB/0")), ["log-no-gdrdma"]);
         assert_eq!(ids(&two("NET/Socket/0")), ["log-tcp"]);
         let one = line("a", "0[0] -> 1[1] [send]", "NET/IB/0/GDRDMA")
@@ -460,6 +469,23 @@ mod tests {
         assert_eq!(ids, ["variable", "log-shm", "log-warnings"]);
         assert!(outcome.findings[1].evidence[0].contains("beyond LOC, from NCCL_P2P_DISABLE"), "{outcome:?}");
         assert!(!format!("{outcome:?}").contains("box"), "{outcome:?}");
+    }
+
+    #[test]
+    fn whether_switches_sum_is_read() {
+        let line = |nvls: &str| {
+            let said = format!(
+                "box:1:2 [0] NCCL INFO 24 coll channels, 0 collnet channels, {nvls} nvls channels, 32 p2p channels\n"
+            );
+            log(["18000", "3b000"], "P2P/CUMEM") + &said
+        };
+        assert_eq!(Log::parse(&line("16")).nvls_channels, Some(16));
+        assert_eq!(findings(H200X8, &line("16")), Outcome::default());
+        assert_eq!(findings(H200X8, &line("0")).findings[0].id, "log-no-nvls");
+        let not = "box:1:2 [0] NCCL INFO NVLS multicast support is not available on dev 0\n";
+        assert_eq!(findings(H200X8, &(line("0") + not)).findings[0].id, "log-no-nvls");
+        // Cards without switches have none.
+        assert_eq!(findings(PCIE4, &log(["19000", "1a000"], "P2P/IPC")), Outcome::default());
     }
 
     #[test]

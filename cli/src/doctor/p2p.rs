@@ -22,6 +22,8 @@ pub(super) struct Redirected {
     pub(super) bridges: BTreeMap<Address, String>,
     /// Bridges that could not be read.
     pub(super) unreadable: BTreeMap<Address, String>,
+    /// Pairs of which one is somewhere unknown in the PCI tree, as they are called.
+    unplaced: Vec<String>,
     /// Pairs of GPUs that have such a bridge between them.
     pairs: Vec<Pair>,
     /// GPU and NIC, as they are called.
@@ -32,11 +34,11 @@ impl Redirected {
     pub(super) fn of(machine: &Machine) -> Self {
         let mut redirected = Redirected::default();
         for pair in machine.gpu_pairs().filter(|&pair| !matrix::gpus(machine, pair).linked()) {
-            let (Some((_, a)), Some((_, b))) = (machine.function_of(pair.0), machine.function_of(pair.1)) else {
-                continue;
-            };
-            if redirected.look(machine, a, b) {
-                redirected.pairs.push(pair);
+            let placed = |gpu| machine.function_of(gpu).map(|(_, function)| function).filter(|of| !of.root.is_empty());
+            match (placed(pair.0), placed(pair.1)) {
+                (Some(a), Some(b)) if redirected.look(machine, a, b) => redirected.pairs.push(pair),
+                (Some(_), Some(_)) => (),
+                _ => redirected.unplaced.push(format!("GPU{}-GPU{}", pair.0, pair.1)),
             }
         }
         for gpu in 0..machine.gpus.len() {
@@ -163,7 +165,7 @@ fn level(machine: &Machine, settings: &Settings, redirected: &Redirected, outcom
     if level.from.starts_with("NCCL_") {
         remedy.insert(0, format!("Unset {}: it is what sets the level here.", level.from));
     }
-    if redirected.pairs.is_empty() && redirected.unreadable.is_empty() {
+    if redirected.pairs.is_empty() && redirected.unreadable.is_empty() && redirected.unplaced.is_empty() {
         evidence.push("ACS is not the cause: no bridge between them redirects, and NCCL never reads ACS".into());
     } else if !redirected.pairs.is_empty() {
         evidence.push(
@@ -238,7 +240,11 @@ fn acs(machine: &Machine, redirected: &Redirected, outcome: &mut Outcome) {
             format!("ACS of the bridges {}", list(bridges)),
             format!("{why}. It may be on: run `sudo peersum doctor`, or look at ACSCtl in `sudo lspci -vvv`"),
         );
-    } else if redirected.bridges.is_empty() {
+    }
+    if !redirected.unplaced.is_empty() {
+        let why = "their places in the PCI tree, and so the bridges between them, are not in sysfs";
+        outcome.unknown(format!("ACS between {}", list(redirected.unplaced.iter().cloned())), why);
+    } else if redirected.unreadable.is_empty() && redirected.bridges.is_empty() {
         outcome.fine("ACS: no bridge between GPUs, or between a GPU and the NICs beside it, redirects");
     }
 }

@@ -55,10 +55,11 @@ pub(super) fn show(out: &mut dyn Write, machine: &Machine, log: Option<&Log>, ou
 
 fn transports(out: &mut dyn Write, log: &Log) -> io::Result<()> {
     let version = log.version.as_deref().unwrap_or("of unknown version");
-    let nvls = match log.nvls {
-        Some(true) => "NVLS is available",
-        Some(false) => "NVLS is not available",
-        None => "nothing about NVLS",
+    let nvls = match (log.nvls_channels, log.nvls) {
+        (Some(channels), _) => format!("{channels} channels of NVLS"),
+        (None, Some(true)) => "NVLS is available".into(),
+        (None, Some(false)) => "NVLS is not available".into(),
+        (None, None) => "nothing about NVLS".into(),
     };
     writeln!(out, "# NCCL's log: NCCL {version}, {} hosts, {nvls}; channels:", log.hosts)?;
     for (pair, by) in &log.channels {

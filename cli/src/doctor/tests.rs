@@ -192,6 +192,28 @@ fn machines_with_one_gpu_or_none_say_what_they_can() {
     assert_eq!((ids(&mig), mig.exit_code()), (vec!["mig"], 1));
 }
 
+#[test]
+fn without_sysfs_places_are_unknown_and_nothing_is_called_fine_for_it() {
+    let keep = ["nvml", "gpu", "p2p", "nvlink", "file"];
+    let text: Vec<_> = PCIE4.lines().filter(|line| keep.contains(&line.split(' ').next().unwrap())).collect();
+    let outcome = examined(&text.join("\n"));
+    assert_eq!((ids(&outcome), outcome.exit_code()), (vec![], 2), "{outcome:#?}");
+    let unknown = format!("{:?}", outcome.unknown);
+    for part in ["ACS between GPU0-GPU1", "the PCIe link of GPU0", "whether NCCL has P2P", "the NUMA node of GPU0"] {
+        assert!(unknown.contains(part), "{part}: {unknown}");
+    }
+    let fine = format!("{:?}", outcome.fine);
+    assert!(["ACS", "PCIe", "NUMA", "NCCL: "].iter().all(|check| !fine.contains(check)), "{fine}");
+}
+
+#[test]
+fn gpus_that_a_container_was_not_given_are_a_note() {
+    let text: Vec<_> = PCIE4.lines().filter(|line| !line.starts_with("gpu 0000:1c")).collect();
+    let outcome = examined(&text.join("\n"));
+    assert_eq!((ids(&outcome), outcome.exit_code()), (vec!["gpus-hidden"], 0), "{outcome:#?}");
+    assert!(self::text(&outcome, "gpus-hidden").contains("sysfs has 4, NVML 3"));
+}
+
 /// Field case A54: an empty place is no healthy machine.
 #[test]
 fn nothing_to_look_at_is_code_2() {

@@ -192,7 +192,10 @@ fn add(machine: &mut Machine, answers: Answers) {
         if gpus[index].is_none() {
             machine.unseen.push(format!("where GPU {index} is: NVML doesn't tell its PCI address"));
         }
-        if let Some(function) = gpus[index].and_then(|address| machine.functions.get_mut(&address)) {
+        if let Some(address) = gpus[index] {
+            // Without sysfs its place in the tree is unknown: a function without a host bridge.
+            let unplaced = || Function { class: 0x03_0200, vendor: machine::NVIDIA, ..Function::default() };
+            let function = machine.functions.entry(address).or_insert_with(unplaced);
             // sysfs has both for GPUs too; where it hasn't, as in some virtual machines, NVML has.
             let link = &mut function.link;
             link.speed = link.speed.or_else(|| machine::speed(gpu.pcie_generation?));
@@ -238,16 +241,16 @@ fn gpu_of(gpu: GpuAnswers, address: Option<Address>, nvlinks: Option<Vec<NvLink>
     }
 }
 
-/// GPUs that sysfs has and NVML hasn't, because it is not there or the driver doesn't serve them.
+/// GPUs that sysfs has and NVML hasn't. Where NVML serves some, as in a container that has been given some, the others are
+/// no concern of this process.
 fn add_unlisted_gpus(machine: &mut Machine) {
     let listed: Vec<_> = machine.gpus.iter().filter_map(|gpu| gpu.address).collect();
-    let nvml = !listed.is_empty();
-    for (&address, function) in machine.functions.iter().filter(|(_, function)| function.is_gpu()) {
-        if listed.contains(&address) {
+    let unlisted =
+        machine.functions.iter().filter(|(address, function)| function.is_gpu() && !listed.contains(address));
+    for (&address, function) in unlisted {
+        if !listed.is_empty() {
+            machine.unseen.push(format!("GPU {address}: sysfs has it and NVML hasn't, so it is left out"));
             continue;
-        }
-        if nvml {
-            machine.unseen.push(format!("GPU {address}: sysfs has it and NVML hasn't"));
         }
         // Memory is behind region 1 on all of NVIDIA's.
         let bar1_bytes = function.bars.get(1).copied().filter(|&size| size > 0);
