@@ -197,6 +197,8 @@ fn what_is_no_file_of_nccl_s_is_an_error() {
     assert!(error("<system version=\"2\"/>").contains("version 2"));
     assert!(error("<system version=\"1\"><cpu/></system>").contains("no numaid"));
     assert!(error(&whole.replace("0000:1a:00.0", "0000:19:00.0")).contains("stands there twice"));
+    let above = whole.replacen("<pci busid=\"0000:19:00.0\"", "<gpu dev=\"9\"/><pci busid=\"0000:19:00.0\"", 1);
+    assert!(error(&above).contains("0000:17:00.0 is a device, and has others below it"), "{}", error(&above));
     let many = whole
         .replace("numaid=\"0\"", "numaid=\"0\" host_hash=\"0x1\"")
         .replace("</system>", "<cpu numaid=\"1\" host_hash=\"0x2\"></cpu></system>");

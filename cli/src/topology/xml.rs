@@ -98,6 +98,9 @@ fn function(pci: Element<'_, '_>, above: &Above<'_>, machine: &mut Machine) -> R
         let rdma = net.attribute("guid").is_some_and(|guid| guid.trim_start_matches("0x") != "0");
         machine.nics.push(Nic { address, name: net.attribute("name").map(Into::into), rdma, speed });
     }
+    let is_device = children(pci, "gpu").chain(children(pci, "nic")).next().is_some();
+    let is_bridge = children(pci, "pci").next().is_some();
+    ensure!(!(is_device && is_bridge), "{address} is a device, and has others below it");
     let trail: Vec<_> = above.trail.iter().copied().chain([address]).collect();
     ensure!(machine.functions.insert(address, function).is_none(), "{address} stands there twice");
     for below in children(pci, "pci") {
@@ -178,6 +181,7 @@ fn devices(machine: &Machine) -> Vec<Address> {
     let nics = machine.nics.iter().map(|nic| nic.address);
     let mut devices: Vec<_> = gpus.chain(nics).filter(|address| machine.functions.contains_key(address)).collect();
     devices.sort_unstable();
+    devices.dedup();
     devices
 }
 
