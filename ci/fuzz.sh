@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every parser that reads bytes from outside, under libFuzzer. With the flags of cargo-fuzz, which it needs not, and without
-# a sanitizer, which would need a nightly Rust: the parsers have no unsafe code.
+# The parsers that read bytes from outside, under libFuzzer, so many seconds each. With the flags of cargo-fuzz, which it
+# needs not, and without a sanitizer, which would need a nightly Rust: the parsers have no unsafe code.
 # usage: ci/fuzz.sh [SECONDS]
 set -euo pipefail
 cd "$(dirname "$0")/../fuzz"
@@ -10,4 +10,11 @@ export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
   -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions"
 cargo build --release --target "$host"
-"$CARGO_TARGET_DIR/$host/release/messages" -max_total_time="${1:-60}" -max_len=2000 -rss_limit_mb=512 -malloc_limit_mb=16
+for parsers in messages topologies; do
+  # What is found goes to the first folder, so not to the seeds.
+  found=$(mktemp -d)
+  seeds=$(find "seeds/$parsers" -maxdepth 0 2>/dev/null || true)
+  "$CARGO_TARGET_DIR/$host/release/$parsers" "$found" ${seeds:+"$seeds"} \
+    -max_total_time="${1:-60}" -max_len=2000 -rss_limit_mb=512 -malloc_limit_mb=16
+  rm -r "$found"
+done

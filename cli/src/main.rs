@@ -1,13 +1,17 @@
 //! The command `peersum`.
 
 mod bandwidth;
+mod doctor;
 mod dtypes;
 mod launch;
 mod measure;
+mod model;
 mod output;
 mod perf;
 mod plot;
 mod sizes;
+mod topo;
+mod topology;
 #[cfg(feature = "cuda")]
 mod tune;
 
@@ -44,6 +48,21 @@ enum Action {
     /// rank that failed, or 128 and the signal that ended it; 0 if none failed. Signals are passed on to the ranks.
     /// Nothing of them is left when this ends; if it is killed, they are too.
     Launch(launch::Arguments),
+    /// Shows how the GPUs and NICs of this machine are connected, as `nvidia-smi topo -m` does, and more
+    ///
+    /// Reads sysfs, and NVML where there is one; needs no root and no driver, and says what it could not see. Reads the
+    /// text of `nvidia-smi topo -m` and NCCL's topology files too, and writes the latter.
+    Topo(topo::Arguments),
+    /// Looks for what makes all-reduce slow on this machine, or impossible, and says what to do
+    ///
+    /// Findings are in order of weight, each with what was seen, what it costs, and the remedy. Nothing is changed. The exit
+    /// code is 0 if all is well, 1 if anything was found, 2 if nothing was found and something could not be looked at.
+    Doctor(doctor::Arguments),
+    /// Says what all-reduce should take, by a model, and how far measurements are from that
+    ///
+    /// By default this library's algorithms, by the hops on their critical path: time = T0 + hops + bytes / B. With --alpha
+    /// and --beta the α–β costs of common algorithms, in a node and between nodes. Needs no GPU.
+    Model(model::Arguments),
 }
 
 /// The exit code of a command that could not run: a wrong option, or a backend that is not there.
@@ -56,6 +75,9 @@ fn main() -> ExitCode {
         #[cfg(feature = "cuda")]
         Action::Tune(arguments) => tune::run(&arguments),
         Action::Launch(arguments) => launch::run(&arguments),
+        Action::Topo(arguments) => topo::run(&arguments),
+        Action::Doctor(arguments) => doctor::run(&arguments),
+        Action::Model(arguments) => model::run(&arguments),
     };
     outcome.unwrap_or_else(|error| {
         let nobody_reads =

@@ -1,0 +1,129 @@
+//! `peersum doctor`: what makes all-reduce slow on a machine, or impossible, and what to do about it.
+//!
+//! [`topology`](crate::topology) reads the machine; [`links`], [`p2p`], [`system`] and [`settings`] look at it, and
+//! [`nccl_log`] at what NCCL printed. Each adds to an [`Outcome`]: findings, what could not be looked at, and what is fine.
+//! Nothing here changes the machine; [`acs_fix`] writes files that would.
+
+mod acs_fix;
+mod finding;
+mod links;
+mod nccl_log;
+mod p2p;
+mod settings;
+mod show;
+mod system;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+
+use crate::{
+    topo,
+    topology::{machine::Machine, nccl, read, source::Source},
+};
+use finding::Outcome;
+use nccl_log::Log;
+use p2p::Redirected;
+use settings::Settings;
+
+/// What `peersum doctor` is told.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Arguments {
+    /// Reads what a program with NCCL_DEBUG=INFO printed, too; - is standard input
+    #[arg(long, value_name = "FILE")]
+    nccl_log: Option<PathBuf>,
+
+    /// Writes a script that clears ACS redirection between the GPUs, and a systemd unit that runs it, to a folder; applies
+    /// nothing
+    #[arg(long, value_name = "DIR")]
+    write_acs_fix: Option<PathBuf>,
+
+    /// Reads DIR/sys, DIR/proc, DIR/dev, DIR/etc, DIR/nvml.json and DIR/environment instead of this machine's
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+
+    /// Prints everything as JSON
+    #[arg(long, conflicts_with = "write_acs_fix")]
+    json: bool,
+}
+
+/// The JSON.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    schema: &'static str,
+    /// Grows when a field changes its meaning or goes, not when one is added.
+    schema_version: u32,
+    peersum_version: &'static str,
+    sources: &'a [String],
+    gpus: Vec<Option<&'a str>>,
+    exit_code: u8,
+    #[serde(flatten)]
+    outcome: &'a Outcome,
+}
+
+/// Runs the subcommand. Its exit code is 1 if anything was found, 2 if nothing was and something could not be looked at.
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let source = topo::source(arguments.root.as_deref())?;
+    let machine = read::read(&*source);
+    if let Some(folder) = &arguments.write_acs_fix {
+        let said = acs_fix::write(folder, &Redirected::of(&machine))?;
+        io::stdout().lock().write_all(said.as_bytes())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let log = arguments.nccl_log.as_deref().map(topo::text).transpose()?.map(|text| Log::parse(&text));
+    let outcome = examine(&*source, &machine, log.as_ref());
+    let mut out = io::stdout().lock();
+    if arguments.json {
+        let report = Report {
+            schema: "peersum-doctor",
+            schema_version: 1,
+            peersum_version: env!("CARGO_PKG_VERSION"),
+            sources: &machine.sources,
+            gpus: machine.gpus.iter().map(|gpu| gpu.name.as_deref()).collect(),
+            exit_code: outcome.exit_code(),
+            outcome: &outcome,
+        };
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        show::show(&mut out, &machine, log.as_ref(), &outcome)?;
+    }
+    Ok(ExitCode::from(outcome.exit_code()))
+}
+
+/// Looks at everything.
+fn examine(source: &dyn Source, machine: &Machine, log: Option<&Log>) -> Outcome {
+    let mut outcome = Outcome::default();
+    let settings = Settings::of(source);
+    // Checks say these themselves, and what they mean.
+    let said_again =
+        |unseen: &&String| ["the NVLinks", "the IOMMU", "GPU "].iter().any(|subject| unseen.starts_with(subject));
+    for unseen in machine.unseen.iter().filter(|unseen| !said_again(unseen)) {
+        outcome.unknown("part of the machine", unseen.clone());
+    }
+    if machine.gpus.is_empty() {
+        outcome.unknown("GPUs", "none of NVIDIA's is seen here, so there is nothing between them to look at");
+    }
+    links::nvlink(machine, &mut outcome);
+    p2p::check(machine, &settings, &mut outcome);
+    links::pcie(machine, &mut outcome);
+    links::places(machine, &mut outcome);
+    settings::check(&settings, &mut outcome);
+    system::container(source, machine, &mut outcome);
+    system::software(source, machine, &mut outcome);
+    system::modes(source, machine, &mut outcome);
+    if let Some(log) = log {
+        let level = nccl::level(machine, settings.get("NCCL_P2P_DISABLE"), settings.get("NCCL_P2P_LEVEL"));
+        nccl_log::check(log, machine, level, &mut outcome);
+    }
+    outcome.sort();
+    outcome
+}

@@ -1,0 +1,152 @@
+//! `peersum doctor` from the outside, over the fixtures.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+
+mod fixtures;
+
+fn doctor(fixture: &str, flags: &[&str]) -> Output {
+    let folder = fixtures::unpack(fixture);
+    let root = folder.path().to_str().unwrap();
+    Command::new(env!("CARGO_BIN_EXE_peersum"))
+        .args(["doctor", "--root", root])
+        .args(flags)
+        .output()
+        .expect("the command starts")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("the output is UTF-8")
+}
+
+#[test]
+fn the_exit_code_says_whether_anything_was_found_or_could_not_be_looked_at() {
+    for (fixture, code) in [
+        (fixtures::PCIE4, 0),
+        (fixtures::H200X8, 0),
+        (fixtures::EPYC2X2, 1),
+        (fixtures::EPYC8, 1),
+        (fixtures::BRIDGES4, 1),
+        (fixtures::LAPTOP, 2),
+        (fixtures::VM1, 2),
+    ] {
+        for flags in [&[][..], &["--json"]] {
+            let output = doctor(fixture, flags);
+            assert_eq!(output.status.code(), Some(code), "{}", stdout(&output));
+            assert!(output.stderr.is_empty());
+        }
+    }
+}
+
+#[test]
+fn findings_come_with_evidence_cost_and_remedy_and_the_worst_first() {
+    let text = stdout(&doctor(fixtures::EPYC2X2, &[]));
+    let heads: Vec<_> = text.lines().filter(|line| line.starts_with('[')).collect();
+    assert_eq!(heads.len(), 4, "{text}");
+    assert!(heads[0].starts_with("[severe] NCCL gives up P2P between") && heads[3].starts_with("[moderate]"), "{text}");
+    for part in ["  seen:   ", "  costs:  ", "  remedy: "] {
+        assert!(text.matches(part).count() >= 4, "{part} in {text}");
+    }
+    assert!(text.ends_with("# 1 severe, 3 moderate, 0 notes, 0 unknown\n"), "{text}");
+}
+
+#[test]
+fn the_json_has_the_same_and_no_serial_numbers() {
+    let output = doctor(fixtures::EPYC2X2, &["--json"]);
+    let json: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!((&json["schema"], &json["schema_version"]), (&"peersum-doctor".into(), &1.into()));
+    assert_eq!((&json["exit_code"], &json["findings"][0]["weight"]), (&1.into(), &"severe".into()));
+    assert_eq!(json["findings"][1]["id"], "acs-redirect");
+    assert!(json["findings"][0]["remedy"].as_array().is_some_and(|remedy| !remedy.is_empty()));
+    let output = doctor(fixtures::H200X8, &["--json"]);
+    assert!(!stdout(&output).contains("GPU-0000"));
+}
+
+#[test]
+fn a_log_of_nccl_s_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let mut text = String::new();
+    for (rank, bus) in [(0, "1000"), (1, "41000")] {
+        text += &format!(
+            "secret-host:9:9 [{rank}] NCCL INFO ncclCommInitRank comm 0x1 rank {rank} nranks 2 cudaDev {rank} nvmlDev {rank} busId {bus} - Init START\n\
+             secret-host:9:9 [{rank}] NCCL INFO Channel 00/0 : {rank}[{rank}] -> {0}[{0}] via SHM/direct/direct\n",
+            1 - rank
+        );
+    }
+    fs::write(&log, text).unwrap();
+    let output = doctor(fixtures::EPYC2X2, &["--nccl-log", log.to_str().unwrap()]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1));
+    for part in ["#   rank 0 to 1: 1 by SHM", "(log-shm)", "SHM by NCCL's rule: the path is PHB, beyond PXB"] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    assert!(!text.contains("secret-host"), "{text}");
+    let missing = doctor(fixtures::EPYC2X2, &["--nccl-log", "/nowhere/log"]);
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("can't read /nowhere/log"));
+}
+
+/// Runs the script with a setpci that keeps each bridge's control in a file.
+fn run_script(script: &Path, controls: &Path) -> Output {
+    let bin = tempfile::tempdir().unwrap();
+    let fake = bin.path().join("setpci");
+    let text = format!(
+        "#!/bin/sh\nfile={}/$2\n[ -e \"$file\" ] || exit 1\ncase $3 in\n\
+         *=0000:001c) printf '%04x\\n' $(( 0x$(cat $file) & ~0x1c )) > $file.new && mv $file.new $file ;;\n\
+         *=*) exit 9 ;;\n*) cat $file ;;\nesac\n",
+        controls.display()
+    );
+    fs::write(&fake, text).unwrap();
+    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap());
+    Command::new("sh").arg(script).env("PATH", path).output().expect("sh starts")
+}
+
+#[test]
+fn the_fix_is_written_clears_only_redirection_and_replaces_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("fix");
+    let output = doctor(fixtures::EPYC2X2, &["--write-acs-fix", to.to_str().unwrap()]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(
+        text.contains("nothing applied") && text.contains("again after a restart") && text.contains("grep ACSCtl"),
+        "{text}"
+    );
+    let script = to.join("peersum-acs-redirect-off.sh");
+    let unit = fs::read_to_string(to.join("peersum-acs-redirect-off.service")).unwrap();
+    assert!(unit.contains("ExecStart=/usr/local/sbin/peersum-acs-redirect-off.sh\n"), "{unit}");
+    let controls = folder.path().join("controls");
+    fs::create_dir(&controls).unwrap();
+    for bridge in ["0000:00:01.1", "0000:40:01.1", "0000:80:01.1"] {
+        fs::write(controls.join(bridge), "001d\n").unwrap();
+    }
+    let ran = run_script(&script, &controls);
+    assert!(ran.status.success(), "{ran:?}");
+    // Source validation stays; a bridge that is not there is left out.
+    assert_eq!(fs::read_to_string(controls.join("0000:00:01.1")).unwrap(), "0001\n");
+    assert!(stdout(&ran).contains("0000:40:01.1: ACS control 001d -> 0001"), "{ran:?}");
+    assert!(stdout(&ran).contains("0000:c0:01.1: no ACS, or not there"), "{ran:?}");
+
+    let again = doctor(fixtures::EPYC2X2, &["--write-acs-fix", to.to_str().unwrap()]);
+    assert_eq!(again.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("an older one is not replaced"));
+    let none = doctor(fixtures::PCIE4, &["--write-acs-fix", folder.path().join("none").to_str().unwrap()]);
+    assert_eq!(none.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&none.stderr).contains("there is nothing to write"));
+    assert!(!folder.path().join("none").exists());
+}
+
+#[test]
+fn this_machine_is_examined_whatever_it_is() {
+    let output = Command::new(env!("CARGO_BIN_EXE_peersum")).arg("doctor").output().unwrap();
+    assert!(matches!(output.status.code(), Some(0..=2)), "{output:?}");
+    assert!(stdout(&output).contains("# GPUs: "), "{output:?}");
+}
