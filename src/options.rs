@@ -99,10 +99,10 @@ pub struct Options {
     /// algorithms all give the same. Default: false.
     pub deterministic: bool,
     /// Whether ranks that are processes of the host backend test what they have mapped before they return from the
-    /// meeting: every algorithm, with results that each rank checks and all agree on. A peer's memory that is not
-    /// reached, or not all of it, is [`Error::SelfTestFailed`](crate::Error::SelfTestFailed) on all ranks. Takes some
-    /// tens of milliseconds, and meanwhile memory, both in proportion to [`Options::staging_bytes`], of which it takes
-    /// as much again. Default: true. No effect on threads of one process, which share one mapping, and on CUDA.
+    /// meeting: calls of every algorithm, whose results each rank checks and all agree on. A peer's memory that is not
+    /// reached, or not all of it, is [`Error::SelfTestFailed`](crate::Error::SelfTestFailed) on all ranks. It takes some
+    /// tens of milliseconds, and meanwhile as much memory again as [`Options::staging_bytes`], with which the time grows
+    /// too. Default: true. No effect on threads of one process, which share one mapping, and on CUDA.
     pub self_test: bool,
     /// The epoch before the first round. The protocol must not care; tests start it just below a wrap.
     pub first_epoch: u32,
