@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The parsers that read bytes from outside, under libFuzzer, so many seconds each. With the flags of cargo-fuzz, which it
-# needs not, and without a sanitizer, which would need a nightly Rust: the parsers have no unsafe code.
+# The parsers that read bytes from outside, under libFuzzer, so many seconds each. With the flags of cargo-fuzz, which
+# it needs not, and without a sanitizer, which would need a nightly Rust: the parsers have no unsafe code.
 # usage: ci/fuzz.sh [SECONDS]
 set -euo pipefail
 cd "$(dirname "$0")/../fuzz"

@@ -61,8 +61,8 @@ pub(super) fn nvlink(machine: &Machine, outcome: &mut Outcome) {
                 "With NVSwitches the fabric manager must run, of the driver's very version: `systemctl status \
                  nvidia-fabricmanager`, and `nvidia-smi -q` should say Fabric State: Completed."
                     .into(),
-                "`nvidia-smi nvlink -s` shows the links, `dmesg` their errors (Xid 74); a GPU reset or a restart brings up \
-                 links that were trained badly."
+                "`nvidia-smi nvlink -s` shows the links, `dmesg` their errors (Xid 74); a GPU reset or a restart \
+                 brings up links that were trained badly."
                     .into(),
                 "In a virtual machine, all GPUs of the partition must be passed through with their NVLinks.".into(),
             ],
@@ -241,10 +241,12 @@ pub(super) fn places(machine: &Machine, outcome: &mut Outcome) {
         let cost = match (by_sockets, by_nvlink) {
             (true, _) => "What goes between the nodes crosses the link between the sockets, which all pairs share.",
             (_, true) => {
-                "Nothing between the GPUs, which NVLink connects; a process on the wrong node launches and copies slower."
+                "Nothing between the GPUs, which NVLink connects; a process on the wrong node launches and copies \
+                 slower."
             }
             _ => {
-                "Unless NVLink connects the GPUs, which is unknown, what goes between the nodes crosses the sockets' link."
+                "Unless NVLink connects the GPUs, which is unknown, what goes between the nodes crosses the sockets' \
+                 link."
             }
         };
         outcome.found(Finding {
@@ -286,9 +288,13 @@ fn nics(machine: &Machine, outcome: &mut Outcome) {
         weight: if worst == Relation::Sys { Weight::Moderate } else { Weight::Note },
         title: format!("some GPUs have no RDMA NIC nearer than {worst}"),
         evidence: far.into_iter().map(|(relation, gpus)| format!("{}: nearest is {relation}", list(gpus))).collect(),
-        cost: "NCCL has GPUDirect RDMA up to PXB by default: beyond, messages between nodes go through host memory, or by another \
-               GPU's NIC."
-            .into(),
-        remedy: vec!["Move NICs below the GPUs' switches, or at least to their socket; try NCCL_NET_GDR_LEVEL=PHB, or SYS.".into()],
+        cost:
+            "NCCL has GPUDirect RDMA up to PXB by default: beyond, messages between nodes go through host memory, or \
+               by another GPU's NIC."
+                .into(),
+        remedy: vec![
+            "Move NICs below the GPUs' switches, or at least to their socket; try NCCL_NET_GDR_LEVEL=PHB, or SYS."
+                .into(),
+        ],
     });
 }

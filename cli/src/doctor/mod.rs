@@ -1,8 +1,8 @@
 //! `peersum doctor`: what makes all-reduce slow on a machine, or impossible, and what to do about it.
 //!
 //! [`topology`](crate::topology) reads the machine; [`links`], [`p2p`], [`system`] and [`settings`] look at it, and
-//! [`nccl_log`] at what NCCL printed. Each adds to an [`Outcome`]: findings, what could not be looked at, and what is fine.
-//! Nothing here changes the machine; [`acs_fix`] writes files that would.
+//! [`nccl_log`] at what NCCL printed. Each adds to an [`Outcome`]: findings, what could not be looked at, and what is
+//! fine. Nothing here changes the machine; [`acs_fix`] writes files that would.
 
 mod acs_fix;
 mod finding;
@@ -41,8 +41,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     nccl_log: Option<PathBuf>,
 
-    /// Writes a script that clears ACS redirection between the GPUs, and a systemd unit that runs it, to a folder; applies
-    /// nothing
+    /// Writes a script that clears ACS redirection between the GPUs, and a systemd unit that runs it, to a folder;
+    /// applies nothing
     #[arg(long, value_name = "DIR")]
     write_acs_fix: Option<PathBuf>,
 
@@ -69,7 +69,8 @@ struct Report<'a> {
     outcome: &'a Outcome,
 }
 
-/// Runs the subcommand. Its exit code is 1 if anything was found, 2 if nothing was and something could not be looked at.
+/// Runs the subcommand. Its exit code is 1 if anything was found, 2 if nothing was and something could not be looked
+/// at.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let source = topo::source(arguments.root.as_deref())?;
     let machine = read::read(&*source);

@@ -285,8 +285,8 @@ fn shm(log: &Log, machine: &Machine, level: Level, settings: &Settings, outcome:
             Some(Decision::P2p) => (
                 "SHM where P2P was possible: the driver grants P2P, and the path is within the level".to_owned(),
                 Weight::Severe,
-                "Ranks in containers of their own need one /dev/shm and one IPC namespace (--ipc=host) for P2P; \
-                 look in the log for `P2P is disabled`.",
+                "Ranks in containers of their own need one /dev/shm and one IPC namespace (--ipc=host) for P2P; look \
+                 in the log for `P2P is disabled`.",
             ),
             Some(Decision::TooFar(path)) => (
                 format!("SHM by NCCL's rule: the path is {path}, beyond {}, from {}", level.path, level.from),
@@ -336,7 +336,8 @@ fn net(log: &Log, outcome: &mut Outcome) {
             format!("ranks of one host talk by the network: {}", ranks(&within)),
             &within,
             "The network is slower than P2P and than host memory.",
-            "Look for NCCL_SHM_DISABLE and NCCL_P2P_DISABLE; containers of one host need one /dev/shm, and the same host id.",
+            "Look for NCCL_SHM_DISABLE and NCCL_P2P_DISABLE; containers of one host need one /dev/shm, and the same \
+             host id.",
         );
     }
     if !all[0].is_empty() {
@@ -392,7 +393,8 @@ mod tests {
         let mut text = String::from("box:100:100 [0] NCCL INFO NCCL version 2.27.3+cuda12.9\n");
         for (rank, bus) in buses.iter().enumerate() {
             text += &format!(
-                "box:{0}:20{0} [{0}] NCCL INFO ncclCommInitRank comm 0x55 rank {0} nranks 2 cudaDev {0} nvmlDev {0} busId {bus} \
+                "box:{0}:20{0} [{0}] NCCL INFO ncclCommInitRank comm 0x55 rank {0} nranks 2 cudaDev {0} nvmlDev {0} \
+                 busId {bus} \
                  commId 0xab - Init START\n",
                 rank
             );
@@ -400,7 +402,8 @@ mod tests {
         for (from, to) in [(0, 1), (1, 0)] {
             for channel in 0..2 {
                 text += &format!(
-                    "box:{from}:20{from} [{from}] NCCL INFO Channel {channel:02}/0 : {from}[{from}] -> {to}[{to}] via {via}\n"
+                    "box:{from}:20{from} [{from}] NCCL INFO Channel {channel:02}/0 : {from}[{from}] -> {to}[{to}] via \
+                     {via}\n"
                 );
             }
         }

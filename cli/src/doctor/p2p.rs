@@ -110,7 +110,8 @@ fn refused(machine: &Machine, outcome: &mut Outcome) {
                 "Put the cards below one PCIe switch, or at root ports of one socket."
             }
             Status::GpuNotSupported => {
-                "GeForce drivers grant none: take data-centre or workstation cards, or ranks that go through host memory."
+                "GeForce drivers grant none: take data-centre or workstation cards, or ranks that go through host \
+                 memory."
             }
             Status::DisabledByRegkey => {
                 "Look for NVreg_RegistryDwords in /etc/modprobe.d and on the kernel's command line."
@@ -159,8 +160,8 @@ fn level(machine: &Machine, settings: &Settings, redirected: &Redirected, outcom
         })
         .collect();
     let mut remedy = vec![format!(
-        "Set NCCL_P2P_LEVEL={longest} for a run, and compare: `NCCL_DEBUG=INFO` should then say `via P2P`, and bandwidth \
-         should rise. Check the data too: P2P over a path that the chipset doesn't serve well can be wrong."
+        "Set NCCL_P2P_LEVEL={longest} for a run, and compare: `NCCL_DEBUG=INFO` should then say `via P2P`, and \
+         bandwidth should rise. Check the data too: P2P over a path that the chipset doesn't serve well can be wrong."
     )];
     if level.from.starts_with("NCCL_") {
         remedy.insert(0, format!("Unset {}: it is what sets the level here.", level.from));
@@ -180,12 +181,14 @@ fn level(machine: &Machine, settings: &Settings, redirected: &Redirected, outcom
             "whether ACS redirects too is unknown; NCCL never reads ACS, and gives up P2P here either way".into(),
         );
     }
+    let far: Vec<_> = by_path.into_values().flatten().collect();
     outcome.found(Finding {
         id: "nccl-p2p-level",
         weight: Weight::Severe,
-        title: format!("NCCL gives up P2P between {}", pairs(machine, &by_path.into_values().flatten().collect::<Vec<_>>())),
+        title: format!("NCCL gives up P2P between {}", pairs(machine, &far)),
         evidence,
-        cost: "NCCL then goes through host memory (SHM): two PCIe transfers for one, and a third of the bandwidth or less."
+        cost: "NCCL then goes through host memory (SHM): two PCIe transfers for one, and a third of the bandwidth or \
+               less."
             .into(),
         remedy,
     });
@@ -218,17 +221,19 @@ fn acs(machine: &Machine, redirected: &Redirected, outcome: &mut Outcome) {
                 of.join("; ")
             ),
             evidence,
-            cost: "Requests between peers go up to the root complex and down again, or into the IOMMU: bandwidth falls to \
-                   a half or less, and where the IOMMU translates, copies can hang or be wrong."
-                .into(),
+            cost:
+                "Requests between peers go up to the root complex and down again, or into the IOMMU: bandwidth falls \
+                   to a half or less, and where the IOMMU translates, copies can hang or be wrong."
+                    .into(),
             remedy: vec![
-                "`peersum doctor --write-acs-fix DIR` writes a script that clears the redirection at these bridges alone, \
-                 and a systemd unit that runs it at each start; read them before you use them."
+                "`peersum doctor --write-acs-fix DIR` writes a script that clears the redirection at these bridges \
+                 alone, and a systemd unit that runs it at each start; read them before you use them."
                     .into(),
-                "Or switch off ACS, or IOMMU/VT-d, in the firmware, or start Linux with pci=disable_acs_redir=<bridges>."
+                "Or switch off ACS, or IOMMU/VT-d, in the firmware, or start Linux with \
+                 pci=disable_acs_redir=<bridges>."
                     .into(),
-                "Not where virtual machines have devices of this machine: ACS isolates them from each other. There, ATS and \
-                 Direct Translated P2P let peers through."
+                "Not where virtual machines have devices of this machine: ACS isolates them from each other. There, \
+                 ATS and Direct Translated P2P let peers through."
                     .into(),
             ],
         });
@@ -256,8 +261,8 @@ fn groups(machine: &Machine) -> Option<String> {
     let different: BTreeSet<u32> = groups.iter().copied().collect();
     (groups.len() > 1).then(|| {
         format!(
-            "IOMMU groups of the GPUs: {} of {} GPUs; groups of their own are normal at root ports of their own, and prove no \
-             redirection",
+            "IOMMU groups of the GPUs: {} of {} GPUs; groups of their own are normal at root ports of their own, and \
+             prove no redirection",
             different.len(),
             groups.len()
         )
@@ -273,8 +278,8 @@ fn iommu(machine: &Machine, outcome: &mut Outcome) {
                 weight: if by_pcie { Weight::Moderate } else { Weight::Note },
                 title: "the IOMMU translates addresses".into(),
                 evidence: vec!["groups in /sys/kernel/iommu_groups are of type DMA".into()],
-                cost: "P2P over PCIe is suspect: what goes to the root complex is looked up in the IOMMU, which is slow, and on \
-                       some machines loses or misdirects it. By NVLink it is not concerned."
+                cost: "P2P over PCIe is suspect: what goes to the root complex is looked up in the IOMMU, which is \
+                       slow, and on some machines loses or misdirects it. By NVLink it is not concerned."
                     .into(),
                 remedy: vec!["Start Linux with iommu=pt, or switch the IOMMU off in the firmware.".into()],
             });

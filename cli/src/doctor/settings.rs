@@ -109,7 +109,8 @@ const KNOWN: [(&str, When, Weight, &str); 21] = [
         "NCCL_PROTO",
         When::Set,
         Weight::Moderate,
-        "the protocol is forced for every size: LL wastes half of the link for long messages, Simple is slow for short ones",
+        "the protocol is forced for every size: LL wastes half of the link for long messages, Simple is slow for short \
+         ones",
     ),
     ("NCCL_MAX_NCHANNELS", When::Set, Weight::Note, "fewer channels than NCCL would take can't fill NVLink"),
     ("NCCL_MAX_CTAS", When::Set, Weight::Note, "fewer blocks than NCCL would take can't fill NVLink"),

@@ -3,8 +3,8 @@
 use super::finding::{Finding, Outcome, Weight, list};
 use crate::topology::{machine::Machine, matrix, nvml::Mode, source::Source};
 
-/// Less of `/dev/shm` than this is not enough for NCCL's host memory transport between 8 ranks, which takes some tens of
-/// MiB for each pair; containers have 64 MiB by default.
+/// Less of `/dev/shm` than this is not enough for NCCL's host memory transport between 8 ranks, which takes some tens
+/// of MiB for each pair; containers have 64 MiB by default.
 const ENOUGH_SHM: u64 = 1 << 30;
 
 /// The oldest driver that serves the kernels (CUDA 12).
@@ -111,7 +111,8 @@ fn devices(source: &dyn Source, machine: &Machine, inside: &str, outcome: &mut O
             cost: "CUDA can't use them.".into(),
             remedy: vec![
                 if module {
-                    "Give the container the GPUs and the driver's libraries: docker run --gpus all, with NVIDIA's container toolkit."
+                    "Give the container the GPUs and the driver's libraries: docker run --gpus all, with NVIDIA's \
+                     container toolkit."
                 } else {
                     "Install NVIDIA's driver, and look in dmesg why it doesn't load."
                 }
@@ -260,8 +261,8 @@ pub(super) fn modes(source: &dyn Source, machine: &Machine, outcome: &mut Outcom
             Weight::Note,
             "MPS is set up".into(),
             "CUDA_MPS_PIPE_DIRECTORY is set, or /tmp/nvidia-mps is there".into(),
-            "Processes share the GPU's resources, and one that fails takes the others along; kernels that wait for each other must \
-             fit at once.",
+            "Processes share the GPU's resources, and one that fails takes the others along; kernels that wait for \
+             each other must fit at once.",
             "Stop it (`echo quit | nvidia-cuda-mps-control`) for measurements.",
         );
     }
@@ -278,8 +279,10 @@ pub(super) fn modes(source: &dyn Source, machine: &Machine, outcome: &mut Outcom
             Weight::Moderate,
             format!("BAR1 is smaller than the memory: {gpus}"),
             format!("the smallest has {} MiB", sizes >> 20),
-            "P2P over PCIe reaches a peer's memory through BAR1: what is beyond it can't be mapped, and drivers refuse P2P then.",
-            "Switch on Above 4G Decoding and Resizable BAR in the firmware; on cards whose BAR is locked there is no remedy.",
+            "P2P over PCIe reaches a peer's memory through BAR1: what is beyond it can't be mapped, and drivers refuse \
+             P2P then.",
+            "Switch on Above 4G Decoding and Resizable BAR in the firmware; on cards whose BAR is locked there is no \
+             remedy.",
         );
     }
     let unknown =

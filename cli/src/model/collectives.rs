@@ -1,8 +1,8 @@
 //! α–β costs of collectives: time = steps × α + bytes a rank sends / β.
 //!
 //! The formulas are the usual ones (Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in
-//! MPICH, 2005) with the counts of steps of direct algorithms, in which all peers are written at once. They know neither a
-//! cost for each operation nor contention: `docs/model.md` has what that leaves out.
+//! MPICH, 2005) with the counts of steps of direct algorithms, in which all peers are written at once. They know
+//! neither a cost for each operation nor contention: `docs/model.md` has what that leaves out.
 
 use std::fmt;
 

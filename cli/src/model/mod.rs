@@ -1,7 +1,7 @@
 //! `peersum model`: what all-reduce should take, and how far a measurement is from that.
 //!
-//! [`hops`] has this library's algorithms, by the hops on their critical path; [`collectives`] the α–β costs of others, in
-//! a node and between nodes. Both are pure; [`results`] reads what `peersum perf` measured.
+//! [`hops`] has this library's algorithms, by the hops on their critical path; [`collectives`] the α–β costs of others,
+//! in a node and between nodes. Both are pure; [`results`] reads what `peersum perf` measured.
 
 pub(crate) mod collectives;
 pub(crate) mod hops;
@@ -195,8 +195,8 @@ fn hops(arguments: &Arguments, parameters: &Parameters) -> Table {
         columns: ways.iter().map(|way| way.name().to_owned()).chain(["best".into(), "bound by".into()]).collect(),
         rows: sizes(arguments).into_iter().map(row).collect(),
         notes: vec![
-            "A limit: reading inputs and writing outputs, and what a kernel does besides, are not in it; the direct ones need symmetric \
-             memory"
+            "A limit: reading inputs and writing outputs, and what a kernel does besides, are not in it; the direct \
+             ones need symmetric memory"
                 .into(),
             "atomics: a one-shot between handshakes by atomics, of another library".into(),
         ],
@@ -227,8 +227,8 @@ fn measured(results: &Results, parameters: &Parameters) -> Table {
     });
     let columns = ["call", "algorithm", "measured", "predicted", "ratio", "best", "limit", "over limit"];
     let mut notes = vec![
-        "predicted: of the algorithm that was measured; limit: of the best one. A ratio of 1 is at the model's limit; below 1 the \
-         parameters are not this machine's"
+        "predicted: of the algorithm that was measured; limit: of the best one. A ratio of 1 is at the model's limit; \
+         below 1 the parameters are not this machine's"
             .into(),
     ];
     if results.config.backend != "cuda" {

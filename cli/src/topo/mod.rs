@@ -26,7 +26,8 @@ use crate::topology::{
 /// What `peersum topo` is told.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Arguments {
-    /// Reads the text of `nvidia-smi topo -m`, or a topology file of NCCL's, instead of this machine; - is standard input
+    /// Reads the text of `nvidia-smi topo -m`, or a topology file of NCCL's, instead of this machine; - is standard
+    /// input
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
 

@@ -44,8 +44,8 @@ pub(crate) enum Acs {
 pub(crate) struct Control(pub(crate) u16);
 
 impl Control {
-    /// Whether requests or completions between peers go to the root complex. Source validation and translation blocking,
-    /// which a system also switches on, redirect nothing.
+    /// Whether requests or completions between peers go to the root complex. Source validation and translation
+    /// blocking, which a system also switches on, redirect nothing.
     pub(crate) fn redirects(self) -> bool {
         self.0 & (REQUEST_REDIRECT | COMPLETION_REDIRECT) != 0
     }

@@ -182,8 +182,8 @@ pub(crate) fn gpus(machine: &Machine, (a, b): Pair) -> Connection {
     Connection { nvlinks: nvlinks(machine, (a, b)), pci: by_nvml.or_else(by_sysfs) }
 }
 
-/// The active NVLinks between two GPUs. Active links of a GPU say nothing of a peer: each must be known to lead to it, or
-/// to a switch that both have links to.
+/// The active NVLinks between two GPUs. Active links of a GPU say nothing of a peer: each must be known to lead to it,
+/// or to a switch that both have links to.
 fn nvlinks(machine: &Machine, (a, b): Pair) -> Option<u32> {
     let status = [(a, b), (b, a)].map(|pair| machine.pairs.get(&pair).and_then(|pair| pair.nvlink));
     // A switch without its fabric manager has active links that carry nothing.

@@ -5,8 +5,8 @@
 //! [`matrix`] says how each pair is connected, in the terms of `nvidia-smi topo -m`; [`smi`] reads that command's text,
 //! and [`xml`] reads and writes NCCL's topology files. [`nccl`] has NCCL's own rule for P2P.
 //!
-//! What could not be seen is `None`, with the reason in [`Machine::unseen`](machine::Machine::unseen): it is never taken
-//! for "linked", nor for "off".
+//! What could not be seen is `None`, with the reason in [`Machine::unseen`](machine::Machine::unseen): it is never
+//! taken for "linked", nor for "off".
 
 pub(crate) mod acs;
 pub(crate) mod address;

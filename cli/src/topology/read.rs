@@ -241,8 +241,8 @@ fn gpu_of(gpu: GpuAnswers, address: Option<Address>, nvlinks: Option<Vec<NvLink>
     }
 }
 
-/// GPUs that sysfs has and NVML hasn't. Where NVML serves some, as in a container that has been given some, the others are
-/// no concern of this process.
+/// GPUs that sysfs has and NVML hasn't. Where NVML serves some, as in a container that has been given some, the others
+/// are no concern of this process.
 fn add_unlisted_gpus(machine: &mut Machine) {
     let listed: Vec<_> = machine.gpus.iter().filter_map(|gpu| gpu.address).collect();
     let unlisted =

@@ -200,7 +200,8 @@ NIC Legend:
 
     #[test]
     fn older_names_are_read() {
-        let text = "\tGPU0\tGPU1\tmlx5_0\tCPU Affinity\nGPU0\t X \tSOC\tPIX\t0-7\nGPU1\tSOC\t X \tSOC\t8-15\nmlx5_0\tPIX\tSOC\t X \t\n";
+        let text = "\tGPU0\tGPU1\tmlx5_0\tCPU Affinity\nGPU0\t X \tSOC\tPIX\t0-7\nGPU1\tSOC\t X \
+         \tSOC\t8-15\nmlx5_0\tPIX\tSOC\t X \t\n";
         assert_eq!(cells(text)[0], ["?", "SYS", "PIX"]);
         assert_eq!(parse(text).unwrap().0.devices[2].name.as_deref(), Some("mlx5_0"));
     }

@@ -274,8 +274,8 @@ fn pci(machine: &Machine, address: Address) -> Vec<(&'static str, String)> {
     attributes
 }
 
-/// Where the GPU's active NVLinks lead: address, how many, class. A switch that has no address here gets that of the first
-/// in the PCI tree, or one that no device has.
+/// Where the GPU's active NVLinks lead: address, how many, class. A switch that has no address here gets that of the
+/// first in the PCI tree, or one that no device has.
 fn nvlinks(machine: &Machine, gpu: &Gpu) -> Vec<(String, usize, &'static str)> {
     let switch = machine.functions.iter().find(|(_, function)| function.is_nvswitch());
     let switch = switch.map_or("ffff:ff:1f.7".into(), |(address, _)| address.to_string());
