@@ -123,6 +123,11 @@ impl Table {
 }
 
 impl Entry {
+    /// Whether it hands calls of any size over to NCCL.
+    pub fn hands_over(&self) -> bool {
+        self.curves.iter().any(Curve::hands_over)
+    }
+
     /// The same as [`Table::validate`], of one entry.
     pub fn validate(&self) -> Result<(), String> {
         self.machine.validate()?;
@@ -138,7 +143,7 @@ impl Entry {
             if self.curves[..index].iter().any(same) {
                 return Err(located("it is there twice".into()));
             }
-            if matches!(curve.nccl_from, NcclFrom::Bytes(_)) && self.machine.nccl.is_none() {
+            if curve.hands_over() && self.machine.nccl.is_none() {
                 return Err(located("it hands over to NCCL, but the machine has none".into()));
             }
         }
@@ -147,6 +152,11 @@ impl Entry {
 }
 
 impl Curve {
+    /// Whether it hands calls of any size over to NCCL.
+    pub fn hands_over(&self) -> bool {
+        matches!(self.nccl_from, NcclFrom::Bytes(_))
+    }
+
     /// The step for a message of `bytes` bytes, and how many bytes the next begins at. `None` if there are no steps,
     /// which no valid curve has.
     pub fn step(&self, bytes: u64) -> Option<(&Step, Option<u64>)> {

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     Algorithm, DType, Error, Nccl, Options, Overlap, Placement, Plan, ReduceOp, Result, TableFrom,
-    crossover::{Explanation, Facts, Machine, NcclFrom, Question, Reason, Source, Taken, Tuned, agree},
+    crossover::{Explanation, Facts, Machine, Question, Reason, Source, Taken, agree},
     meeting::{self, Local, Meeting, Seat},
     nccl::{AllReduce, Library, Version},
     protocol::{
@@ -747,12 +747,10 @@ fn choices(
     let mut source = load(lent.map(|nccl| nccl.version().to_string()))?;
     let mut library = None;
     // A table may hold but for NCCL, which takes time to load: whoever doesn't need it goes without.
-    let borders =
-        |tuned: &Tuned| tuned.entry().curves.iter().any(|curve| matches!(curve.nccl_from, NcclFrom::Bytes(_)));
     if options.nccl != Nccl::Off
         && lent.is_none()
         && let Source::Table(tuned) = &source
-        && borders(tuned)
+        && tuned.entry().hands_over()
     {
         let opened = Library::open(options.nccl_library.as_deref());
         source = load(opened.as_ref().ok().map(|library| library.version().to_string()))?;

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     Algorithm, Error, Nccl, Options, Result,
-    crossover::{NcclFrom, Source},
+    crossover::Source,
     meeting::Local,
     nccl::{self, AllReduce, Library, Registered, Settings, WarmUp, join},
 };
@@ -88,11 +88,7 @@ pub(crate) fn unwanted(options: &Options, source: &Source) -> Option<String> {
         Nccl::Tabled if options.deterministic => Some("a deterministic group does not hand over to it".into()),
         Nccl::Tabled => match source {
             Source::Priors(_) => Some("nothing was measured, and priors never hand over to it".into()),
-            Source::Table(tuned)
-                if !tuned.entry().curves.iter().any(|curve| matches!(curve.nccl_from, NcclFrom::Bytes(_))) =>
-            {
-                Some("the table hands no calls over to it".into())
-            }
+            Source::Table(tuned) if !tuned.entry().hands_over() => Some("the table hands no calls over to it".into()),
             Source::Table(tuned) => tuned.without_nccl().map(str::to_owned),
         },
     }
