@@ -118,14 +118,14 @@ extern "C" __global__ void peersum_probe_fill(uint64_t* words, uint64_t count, u
   }
 }
 
-// report: words that are wrong, the first of them. By relaxed loads at system scope, which come from where peers write.
+// report: words that are wrong; of the first of them, how many follow it, itself counted. So both begin at 0. By relaxed loads at system scope, which come from where peers write.
 extern "C" __global__ void peersum_probe_check(const uint64_t* words, uint64_t count, uint64_t seed,
                                                unsigned long long* report) {
   const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
   for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < count; i += stride) {
     if (peersum::load_relaxed_sys(words + i) == peersum::expected(seed, i)) continue;
     atomicAdd(report, 1ull);
-    atomicMin(report + 1, static_cast<unsigned long long>(i));
+    atomicMax(report + 1, static_cast<unsigned long long>(count - i));
   }
 }
 

@@ -7,8 +7,12 @@ mod launch;
 mod measure;
 mod model;
 mod output;
+#[cfg(feature = "cuda")]
+mod p2p;
 mod perf;
 mod plot;
+#[cfg(feature = "cuda")]
+mod probe;
 mod sizes;
 mod topo;
 mod topology;
@@ -53,6 +57,19 @@ enum Action {
     /// Reads sysfs, and NVML where there is one; needs no root and no driver, and says what it could not see. Reads the
     /// text of `nvidia-smi topo -m` and NCCL's topology files too, and writes the latter.
     Topo(topo::Arguments),
+    /// Measures bandwidth and latency between each two GPUs, as p2pBandwidthLatencyTest does, and whether data arrive
+    ///
+    /// By copy engine and by kernel, one way and both ways, with P2P and without, beside what the links could carry. The
+    /// device that owns the memory compares what arrived there with its own loads; a pair on which it differs is BAD,
+    /// however fast it is. What fails is shown where its figure would be. The exit code is 0 if all was measured, 1 if data
+    /// differed or something failed, 2 if nothing could be measured.
+    #[cfg(feature = "cuda")]
+    P2p(p2p::Arguments),
+    /// Measures what the model of hops is made of: launch, store, load, fence, atomic, and what a GPU sends
+    ///
+    /// Writes them as JSON or TOML for `peersum model --parameters`, which then says what each algorithm must take at least.
+    #[cfg(feature = "cuda")]
+    Probe(probe::Arguments),
     /// Looks for what makes all-reduce slow on this machine, or impossible, and says what to do
     ///
     /// Findings are in order of weight, each with what was seen, what it costs, and the remedy. Nothing is changed. The exit
@@ -76,6 +93,10 @@ fn main() -> ExitCode {
         Action::Tune(arguments) => tune::run(&arguments),
         Action::Launch(arguments) => launch::run(&arguments),
         Action::Topo(arguments) => topo::run(&arguments),
+        #[cfg(feature = "cuda")]
+        Action::P2p(arguments) => p2p::run(&arguments),
+        #[cfg(feature = "cuda")]
+        Action::Probe(arguments) => probe::run(&arguments),
         Action::Doctor(arguments) => doctor::run(&arguments),
         Action::Model(arguments) => model::run(&arguments),
     };
