@@ -9,6 +9,9 @@ mod model;
 mod output;
 #[cfg(feature = "cuda")]
 mod p2p;
+mod page;
+#[cfg(feature = "cuda")]
+mod paths;
 mod perf;
 mod plot;
 #[cfg(feature = "cuda")]
@@ -65,6 +68,14 @@ enum Action {
     /// differed or something failed, 2 if nothing could be measured.
     #[cfg(feature = "cuda")]
     P2p(p2p::Arguments),
+    /// Measures each path between GPUs, from the nearest pair to host memory, and puts them in order
+    ///
+    /// A pair in one NUMA node, one across nodes, the pair that is farthest apart, all GPUs; then NCCL with P2P switched off.
+    /// Each is a run of `peersum perf` in a process of its own, by NCCL and by this library's kernels. At the end stands
+    /// what each path carries, what its links could, and how many times slower it is than the one above. The exit code is 0
+    /// if all was measured and right, 1 if something failed or was wrong, 2 if nothing could be measured.
+    #[cfg(feature = "cuda")]
+    Paths(paths::Arguments),
     /// Measures what the model of hops is made of: launch, store, load, fence, atomic, and what a GPU sends
     ///
     /// Writes them as JSON or TOML for `peersum model --parameters`, which then says what each algorithm must take at least.
@@ -75,6 +86,11 @@ enum Action {
     /// Findings are in order of weight, each with what was seen, what it costs, and the remedy. Nothing is changed. The exit
     /// code is 0 if all is well, 1 if anything was found, 2 if nothing was found and something could not be looked at.
     Doctor(doctor::Arguments),
+    /// Draws a machine, and what was measured on it, on a page that opens without a network
+    ///
+    /// The topology as a graph, matrices of `peersum p2p` as heat maps, and time and bus bandwidth over the size, with the
+    /// model's curve and where one algorithm hands over to another. Follows the reader's light or dark. Needs no GPU.
+    Page(page::Arguments),
     /// Says what all-reduce should take, by a model, and how far measurements are from that
     ///
     /// By default this library's algorithms, by the hops on their critical path: time = T0 + hops + bytes / B. With --alpha
@@ -96,8 +112,11 @@ fn main() -> ExitCode {
         #[cfg(feature = "cuda")]
         Action::P2p(arguments) => p2p::run(&arguments),
         #[cfg(feature = "cuda")]
+        Action::Paths(arguments) => paths::run(&arguments),
+        #[cfg(feature = "cuda")]
         Action::Probe(arguments) => probe::run(&arguments),
         Action::Doctor(arguments) => doctor::run(&arguments),
+        Action::Page(arguments) => page::run(&arguments),
         Action::Model(arguments) => model::run(&arguments),
     };
     outcome.unwrap_or_else(|error| {

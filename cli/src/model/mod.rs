@@ -5,7 +5,7 @@
 //! reads what `peersum perf` measured, [`runs`] what other benchmarks did too, and [`fit`] fits α and β to it.
 
 pub(crate) mod collectives;
-mod fit;
+pub(crate) mod fit;
 pub(crate) mod hops;
 mod plan;
 mod results;

@@ -177,7 +177,7 @@ fn describe(context: &CudaContext) -> Result<Description> {
     Ok(Description {
         ordinal: context.ordinal(),
         name: context.name().map_err(failed("cuDeviceGetName"))?,
-        pci: format!("{domain:04x}:{bus:02x}:{device:02x}.0"),
+        pci: address(domain, bus, device),
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u32,
         memory_gb_per_s: (memory > 0.0).then_some(memory),
     })
@@ -228,6 +228,28 @@ pub(crate) fn devices(asked: &[usize]) -> Result<Vec<usize>> {
         bail!("there is no device {missing}: there are {count}");
     }
     Ok(if asked.is_empty() { (0..count).collect() } else { asked.to_vec() })
+}
+
+/// The devices' addresses, as sysfs writes them. No context is made.
+pub(crate) fn addresses(devices: &[usize]) -> Result<Vec<String>> {
+    result::init().map_err(failed("cuInit"))?;
+    let of = |ordinal: usize| -> Result<String> {
+        let device = result::device::get(i32::try_from(ordinal)?).map_err(failed("cuDeviceGet"))?;
+        let attribute = |attribute: Attribute| {
+            // SAFETY: the device is one.
+            unsafe { result::device::get_attribute(device, attribute) }.map_err(failed("cuDeviceGetAttribute"))
+        };
+        Ok(address(
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
+        ))
+    };
+    devices.iter().map(|&device| of(device)).collect()
+}
+
+fn address(domain: i32, bus: i32, device: i32) -> String {
+    format!("{domain:04x}:{bus:02x}:{device:02x}.0")
 }
 
 /// A parameter of a kernel.
