@@ -31,7 +31,7 @@ pub(crate) fn graph(matrix: &Matrix, machine: Option<&Machine>) -> Picture {
     let title = "How GPUs and NICs are connected";
     let mut nodes: Vec<(Option<u32>, Vec<usize>)> = Vec::new();
     for &device in &order {
-        let node = matrix.devices[device].numa;
+        let node = node(matrix, device);
         match nodes.last_mut().filter(|(last, _)| *last == node) {
             Some((_, devices)) => devices.push(device),
             None => nodes.push((node, vec![device])),
@@ -65,6 +65,16 @@ pub(crate) fn graph(matrix: &Matrix, machine: Option<&Machine>) -> Picture {
     Picture { title: title.into(), svg: svg.finish(title) }
 }
 
+/// The device's node; where that isn't said, as of NICs in `nvidia-smi topo -m`, that of whatever is nearest in one.
+fn node(matrix: &Matrix, device: usize) -> Option<u32> {
+    let nearest = || {
+        let others = (0..matrix.devices.len()).filter(|&other| other != device);
+        let placed = others.filter_map(|other| Some((matrix.cells[device][other].pci?, matrix.devices[other].numa?)));
+        placed.filter(|(relation, _)| *relation < Relation::Sys).min().map(|(_, node)| node)
+    };
+    matrix.devices[device].numa.or_else(nearest)
+}
+
 /// Devices by node, and beside those that are near.
 fn order(matrix: &Matrix) -> Vec<usize> {
     let count = matrix.devices.len();
@@ -72,7 +82,7 @@ fn order(matrix: &Matrix) -> Vec<usize> {
         |device: usize, most: Relation| (0..count).find(|&other| near(matrix, device, other, most)).unwrap_or(device);
     let mut order: Vec<_> = (0..count).collect();
     order.sort_by_key(|&device| {
-        let node = matrix.devices[device].numa.unwrap_or(u32::MAX);
+        let node = node(matrix, device).unwrap_or(u32::MAX);
         (node, group(device, Relation::Phb), group(device, Relation::Pxb), device)
     });
     order

@@ -197,19 +197,17 @@ fn measured(runs: &[Run], parameters: Option<&Parameters>) -> Result<Vec<Picture
         sizes.sort_unstable();
         sizes.dedup();
         let mut borders = Vec::new();
-        // Of the fastest at long messages: more than one model would hide what was measured.
-        let fitted = of.iter().filter_map(|run| Some((run, Fit::of(run).ok()?)));
-        if let Some((run, fit)) = fitted.max_by(|a, b| a.1.gb_per_s.total_cmp(&b.1.gb_per_s)) {
+        // Of one of them, or models would hide what was measured: that which goes farthest, and is fastest there.
+        let reach = |run: &&&Run| run.points.last().map(|point| (point.bytes, std::cmp::Reverse(point.us.to_bits())));
+        let fitted = of.iter().max_by_key(reach).and_then(|run| Some((run, Fit::of(run).ok()?)));
+        if let Some((run, fit)) = fitted {
             series.push(Series {
                 name: format!("model of {}: {:.1} µs + bytes / {:.0} GB/s", name(run), fit.alpha_us, fit.gb_per_s),
-                points: sizes.iter().map(|&bytes| (bytes, fit.us(bytes))).collect(),
+                points: run.points.iter().map(|point| (point.bytes, fit.us(point.bytes))).collect(),
                 chosen: false,
             });
             let half = fit.half_bytes().round() as u64;
-            borders.push(Border {
-                bytes: half,
-                label: format!("half of the time is alpha at {}", crate::sizes::Size(half)),
-            });
+            borders.push(Border::at(half, "half of the time is alpha"));
         }
         if let Some(parameters) = parameters {
             let limit = |bytes: u64| parameters.best(count, bytes as f64);
