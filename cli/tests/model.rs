@@ -162,3 +162,21 @@ fn a_cluster_on_paper_has_a_plan() {
         assert!(String::from_utf8_lossy(&output.stderr).contains(why), "{flags}: {output:?}");
     }
 }
+
+#[test]
+fn the_model_is_drawn_with_where_the_best_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.svg");
+    let path = file.to_str().unwrap();
+    for (flags, parts) in [
+        ("-g 8 --t0 2", &["two-shot-ll from", "one-shot-direct"][..]),
+        ("--alpha 2 --beta 350", &["ring", "halving-doubling", "two-shot from"]),
+        ("--plan --nodes 64", &["busbw (GB/s)"]),
+    ] {
+        stdout(&model(&format!("{flags} --plot {path}")));
+        let svg = std::fs::read_to_string(&file).unwrap();
+        for part in parts.iter().chain(&["time of a call", "size of the message", "prefers-color-scheme:dark"]) {
+            assert!(svg.contains(part), "{flags}: {part}");
+        }
+    }
+}

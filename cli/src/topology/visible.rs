@@ -34,7 +34,8 @@ impl Visible {
     pub(crate) fn of_driver(machine: &Machine, addresses: &[String]) -> Visible {
         let device = |address: &String| {
             let address = address.parse().ok();
-            device(machine, machine.gpus.iter().position(|gpu| gpu.address.is_some() && gpu.address == address), false)
+            let gpu = machine.gpus.iter().position(|gpu| gpu.address.is_some() && gpu.address == address);
+            device(machine, gpu, gpu.is_some_and(|gpu| machine.gpus[gpu].mig == Some(true)))
         };
         Visible { devices: addresses.iter().map(device).collect(), from: "the driver", note: None }
     }
