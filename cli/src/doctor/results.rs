@@ -271,7 +271,8 @@ fn between_nodes(run: &Run, runs: &[Run], machine: &Machine, outcome: &mut Outco
         let remedy = remedy.iter().map(|line| (*line).to_owned()).collect();
         outcome.found(Finding { id, weight, title, evidence: evidence.clone(), cost: cost.into(), remedy });
     };
-    if bus < TCP_GB_PER_S && rail > 2.0 * TCP_GB_PER_S || nics.is_empty() && bus < TCP_GB_PER_S {
+    // Where a NIC carries little more itself, it may be the NIC.
+    if bus < TCP_GB_PER_S && (nics.is_empty() || rail > 2.0 * TCP_GB_PER_S) {
         say(
             "results-nodes-tcp",
             Weight::Severe,

@@ -158,12 +158,11 @@ fn solve<const N: usize>(rows: &[([f64; N], f64)], used: [bool; N]) -> [f64; N] 
         if matrix[column][column].abs() < 1e-12 {
             continue;
         }
-        for row in column + 1..N {
-            let times = matrix[row][column] / matrix[column][column];
-            for at in column..N {
-                matrix[row][at] -= times * matrix[column][at];
-            }
-            right[row] -= times * right[column];
+        let (pivot_row, pivot_right) = (matrix[column], right[column]);
+        for (row, value) in matrix.iter_mut().zip(&mut right).skip(column + 1) {
+            let times = row[column] / pivot_row[column];
+            row.iter_mut().zip(pivot_row).skip(column).for_each(|(cell, pivot)| *cell -= times * pivot);
+            *value -= times * pivot_right;
         }
     }
     for column in (0..N).rev() {

@@ -161,11 +161,12 @@ pub(crate) fn measure(
     step: &mut dyn FnMut(&str),
 ) -> Measured {
     let count = links.devices().len();
+    let alike = grid(count, |a, b| links.same_device(a, b));
     let reach: Vec<Vec<_>> = (0..count)
         .map(|from| {
             (0..count)
                 .map(|to| {
-                    if links.same_device(from, to) {
+                    if alike[from][to] {
                         return Ok(());
                     }
                     links.reaches(from, to).map_err(|why| match reason(from, to) {
@@ -202,7 +203,7 @@ pub(crate) fn measure(
         for route in routes() {
             step(&format!("data, {}", route.name()));
             let cells = grid(count, |from, to| {
-                pair(from, to, links.same_device(from, to)).then(|| {
+                pair(from, to, alike[from][to]).then(|| {
                     refused(driver(route, from, to).0, driver(route, from, to).1)
                         .and_then(|()| links.compare(route, from, to))
                         .into()
@@ -211,7 +212,7 @@ pub(crate) fn measure(
             measured.compared.push(Matrix { title: route.name(), unit: "words", route: Some(route), cells });
             step(&format!("bandwidth, {}", route.name()));
             let cells = grid(count, |from, to| {
-                pair(from, to, links.same_device(from, to)).then(|| {
+                pair(from, to, alike[from][to]).then(|| {
                     refused(driver(route, from, to).0, driver(route, from, to).1)
                         .and_then(|()| links.one_way(route, from, to))
                         .into()
@@ -222,22 +223,18 @@ pub(crate) fn measure(
         for route in routes().filter(|route| route.way == Way::Write) {
             step(&format!("both ways, {}", route.name()));
             let mut cells: Vec<Vec<Option<Entry<f64>>>> = grid(count, |_, _| None);
-            for a in 0..count {
-                for b in a..count {
-                    if a == b || !pair(a, b, links.same_device(a, b)) {
-                        continue;
-                    }
-                    let both = || refused(a, b).and_then(|()| refused(b, a));
-                    let entry: Entry<f64> = both().and_then(|()| links.both_ways(route, a, b)).into();
-                    (cells[a][b], cells[b][a]) = (Some(entry.clone()), Some(entry));
-                }
+            let pairs = (0..count).flat_map(|a| (a + 1..count).map(move |b| (a, b)));
+            for (a, b) in pairs.filter(|&(a, b)| pair(a, b, alike[a][b])) {
+                let both = refused(a, b).and_then(|()| refused(b, a));
+                let entry: Entry<f64> = both.and_then(|()| links.both_ways(route, a, b)).into();
+                (cells[a][b], cells[b][a]) = (Some(entry.clone()), Some(entry));
             }
             measured.both_ways.push(Matrix { title: route.name(), unit: "GB/s", route: Some(route), cells });
         }
         let state = if p2p { "P2P on" } else { "P2P off" };
         step(&format!("latency of copies, {state}"));
         let cells = grid(count, |from, to| {
-            pair(from, to, links.same_device(from, to))
+            pair(from, to, alike[from][to])
                 .then(|| refused(from, to).and_then(|()| links.copy_latency(from, to)).into())
         });
         let title = format!("copy engine, {state}, 16 bytes");

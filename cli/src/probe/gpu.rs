@@ -6,6 +6,7 @@
 use std::{
     ffi::{CString, c_void},
     ptr,
+    rc::Rc,
     sync::Arc,
     time::Duration,
 };
@@ -185,7 +186,7 @@ fn describe(context: &CudaContext) -> Result<Description> {
 
 /// A device with a stream.
 pub(crate) struct Rank {
-    pub(crate) device: Arc<Device>,
+    pub(crate) device: Rc<Device>,
     stream: Arc<CudaStream>,
 }
 
@@ -202,13 +203,13 @@ pub(crate) fn ranks(devices: &[usize]) -> Result<Vec<Rank>> {
         version / 1000,
         version % 1000 / 10
     );
-    let mut opened: Vec<Arc<Device>> = Vec::new();
+    let mut opened: Vec<Rc<Device>> = Vec::new();
     let mut ranks = Vec::new();
     for &ordinal in devices {
         let device = match opened.iter().find(|device| device.description.ordinal == ordinal) {
             Some(device) => device.clone(),
             None => {
-                let device = Arc::new(Device::open(ordinal).with_context(|| format!("device {ordinal}"))?);
+                let device = Rc::new(Device::open(ordinal).with_context(|| format!("device {ordinal}"))?);
                 opened.push(device.clone());
                 device
             }
@@ -267,7 +268,7 @@ pub(crate) enum Value {
 
 impl Rank {
     pub(crate) fn same_device(&self, other: &Rank) -> bool {
-        Arc::ptr_eq(&self.device, &other.device)
+        Rc::ptr_eq(&self.device, &other.device)
     }
 
     /// Enqueues a kernel.
@@ -305,7 +306,7 @@ impl Rank {
         let stream = self.stream.cu_stream();
         // SAFETY: both hold that many bytes, in the contexts named; the caller keeps them.
         unsafe {
-            if Arc::ptr_eq(&to.device, &from.device) {
+            if Rc::ptr_eq(&to.device, &from.device) {
                 sys::cuMemcpyDtoDAsync_v2(to_address, from_address, bytes, stream)
             } else {
                 let (to, from) = (to.device.context.cu_ctx(), from.device.context.cu_ctx());
@@ -399,7 +400,7 @@ impl Rank {
 pub(crate) struct Memory {
     pub(crate) address: u64,
     bytes: usize,
-    device: Arc<Device>,
+    device: Rc<Device>,
 }
 
 impl Memory {
@@ -423,7 +424,7 @@ impl Drop for Memory {
 /// Memory of the host's that all devices reach.
 pub(crate) struct Pinned {
     host: *mut c_void,
-    device: Arc<Device>,
+    device: Rc<Device>,
 }
 
 impl Pinned {

@@ -38,9 +38,9 @@ impl State {
     fn line(&mut self, line: &str) {
         if let Some(control) = line.strip_prefix("ACSCtl:") {
             self.control = Some(control_of(control));
-        } else if line.starts_with("Capabilities: [") {
+        } else if let Some(capability) = line.strip_prefix("Capabilities: [") {
             // Standard ones stand below 100 (hexadecimal).
-            let place = line["Capabilities: [".len()..].split([']', ' ']).next().unwrap_or("");
+            let place = capability.split([']', ' ']).next().unwrap_or("");
             self.extended |= place.len() >= 3 && u32::from_str_radix(place, 16).is_ok();
         }
         self.denied |= line.contains("<access denied>") || line.contains("Access denied");
