@@ -71,6 +71,14 @@ for ranks in 2 4 8; do
   done
 done
 grep -E "nRanks|^ +[0-9]|ERROR|WRONG" "$results/perf.txt" | sed 's/minBytes.*//' | cut -c1-120
+# Links: what they carry, whether data arrive, what hops take, and NCCL with paths switched off.
+pair=$(devices_of $((devices > 2 ? devices : 2)))
+job p2p 300 "$here/peersum" p2p --devices "$pair"
+job p2p_json 300 "$here/peersum" p2p --devices "$pair" --json
+job probe 120 "$here/peersum" probe --devices "$pair" -o "$results/probe.toml"
+job model 20 "$here/peersum" model --parameters "$results/probe.toml"
+job paths 600 "$here/peersum" paths --devices "$pair" -e 64M "${nccl[@]}" --plot "$results/paths.svg" --html "$results/paths.html"
+
 for ranks in 2 4 8; do
   list=$(devices_of $ranks)
   job "tune_$ranks" 300 "$here/peersum" tune --devices "$list" --output "$results/table.toml" "${nccl[@]}" \

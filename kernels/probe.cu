@@ -1,9 +1,9 @@
-// What the command measures about devices and the links between them: `peersum p2p` and `peersum probe`. The library launches none
-// of these, and doesn't load the image that they are in.
+// What the command measures about devices and the links between them: `peersum p2p` and `peersum probe`. The library
+// launches none of these, and doesn't load the image that they are in.
 //
-// Data are compared by the device that owns the memory, with its own loads: a device that reads back through the mapping that
-// it wrote through sees what it wrote, wherever that went. Times within a kernel are of the device's own clock. A kernel that
-// waits for another one has a deadline, and says how far it came.
+// Data are compared by the device that owns the memory, with its own loads: a device that reads back through the
+// mapping that it wrote through sees what it wrote, wherever that went. Times within a kernel are of the device's own
+// clock. A kernel that waits for another one has a deadline, and says how far it came.
 #include "memory.cuh"
 
 namespace peersum {
@@ -118,7 +118,8 @@ extern "C" __global__ void peersum_probe_fill(uint64_t* words, uint64_t count, u
   }
 }
 
-// report: words that are wrong; of the first of them, how many follow it, itself counted. So both begin at 0. By relaxed loads at system scope, which come from where peers write.
+// report: words that are wrong; of the first of them, how many follow it, itself counted. So both begin at 0. By
+// relaxed loads at system scope, which come from where peers write.
 extern "C" __global__ void peersum_probe_check(const uint64_t* words, uint64_t count, uint64_t seed,
                                                unsigned long long* report) {
   const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;

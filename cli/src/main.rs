@@ -62,23 +62,25 @@ enum Action {
     Topo(topo::Arguments),
     /// Measures bandwidth and latency between each two GPUs, as p2pBandwidthLatencyTest does, and whether data arrive
     ///
-    /// By copy engine and by kernel, one way and both ways, with P2P and without, beside what the links could carry. The
-    /// device that owns the memory compares what arrived there with its own loads; a pair on which it differs is BAD,
-    /// however fast it is. What fails is shown where its figure would be. The exit code is 0 if all was measured, 1 if data
-    /// differed or something failed, 2 if nothing could be measured.
+    /// By copy engine and by kernel, one way and both ways, with P2P and without, beside what the links could carry.
+    /// The device that owns the memory compares what arrived there with its own loads; a pair on which it differs is
+    /// BAD, however fast it is. What fails is shown where its figure would be. The exit code is 0 if all was measured,
+    /// 1 if data differed or something failed, 2 if nothing could be measured.
     #[cfg(feature = "cuda")]
     P2p(p2p::Arguments),
     /// Measures each path between GPUs, from the nearest pair to host memory, and puts them in order
     ///
-    /// A pair in one NUMA node, one across nodes, the pair that is farthest apart, all GPUs; then NCCL with P2P switched off.
-    /// Each is a run of `peersum perf` in a process of its own, by NCCL and by this library's kernels. At the end stands
-    /// what each path carries, what its links could, and how many times slower it is than the one above. The exit code is 0
-    /// if all was measured and right, 1 if something failed or was wrong, 2 if nothing could be measured.
+    /// A pair in one NUMA node, one across nodes, the pair that is farthest apart, all GPUs; then NCCL with P2P
+    /// switched off. Each is a run of `peersum perf` in a process of its own, by NCCL and by this library's kernels. At
+    /// the end stands what each path carries, what its links could, and how many times slower it is than the one above.
+    /// The exit code is 0 if all was measured and right, 1 if something failed or was wrong, 2 if nothing could be
+    /// measured.
     #[cfg(feature = "cuda")]
     Paths(paths::Arguments),
     /// Measures what the model of hops is made of: launch, store, load, fence, atomic, and what a GPU sends
     ///
-    /// Writes them as JSON or TOML for `peersum model --parameters`, which then says what each algorithm must take at least.
+    /// Writes them as JSON or TOML for `peersum model --parameters`, which then says what each algorithm must take at
+    /// least.
     #[cfg(feature = "cuda")]
     Probe(probe::Arguments),
     /// Looks for what makes all-reduce slow on this machine, or impossible, and says what to do
@@ -88,8 +90,9 @@ enum Action {
     Doctor(doctor::Arguments),
     /// Draws a machine, and what was measured on it, on a page that opens without a network
     ///
-    /// The topology as a graph, matrices of `peersum p2p` as heat maps, and time and bus bandwidth over the size, with the
-    /// model's curve and where one algorithm hands over to another. Follows the reader's light or dark. Needs no GPU.
+    /// The topology as a graph, matrices of `peersum p2p` as heat maps, and time and bus bandwidth over the size, with
+    /// the model's curve and where one algorithm hands over to another. Follows the reader's light or dark. Needs no
+    /// GPU.
     Page(page::Arguments),
     /// Says what all-reduce should take, by a model, and how far measurements are from that
     ///

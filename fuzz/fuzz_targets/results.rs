@@ -1,5 +1,5 @@
-//! The command's parsers of what other tools print: results of benchmarks, lspci's text, lists of visible devices. Taken in by
-//! their paths, as in the target of topologies.
+//! The command's parsers of what other tools print: results of benchmarks, lspci's text, lists of visible devices.
+//! Taken in by their paths, as in the target of topologies.
 
 #![no_main]
 

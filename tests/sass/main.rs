@@ -18,8 +18,8 @@ use std::{
 use contract::Kernel;
 use peersum::DType;
 
-/// Kernels of `kernels/verify.cu`, which talk to no peer, and of `kernels/probe.cu`, which reduce nothing: the stack is all that
-/// they are held to.
+/// Kernels of `kernels/verify.cu`, which talk to no peer, and of `kernels/probe.cu`, which reduce nothing: the stack is
+/// all that they are held to.
 const HELPERS: [&str; 5] = ["peersum_fill_", "peersum_check_", "peersum_advance", "peersum_empty", "peersum_probe_"];
 
 /// The images that build.rs left, or why there are none.

@@ -1,8 +1,9 @@
 //! `peersum doctor`: what makes all-reduce slow on a machine, or impossible, and what to do about it.
 //!
 //! [`topology`](crate::topology) reads the machine; [`links`], [`p2p`], [`system`] and [`settings`] look at it, and
-//! [`nccl_log`] at what NCCL printed, and [`results`] at what a benchmark measured. Each adds to an [`Outcome`]: findings, what could not be looked at, and what is
-//! fine. Nothing here changes the machine; [`acs_fix`] writes files that would.
+//! [`nccl_log`] at what NCCL printed, and [`results`] at what a benchmark measured. Each adds to an [`Outcome`]:
+//! findings, what could not be looked at, and what is fine. Nothing here changes the machine; [`acs_fix`] writes files
+//! that would.
 
 mod acs_fix;
 mod finding;
@@ -43,8 +44,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     nccl_log: Option<PathBuf>,
 
-    /// Reads what nccl-tests or `peersum perf` printed or wrote (text, JSON, CSV), too; can be given several times, as for one
-    /// node and for several
+    /// Reads what nccl-tests or `peersum perf` printed or wrote (text, JSON, CSV), too; can be given several times, as
+    /// for one node and for several
     #[arg(long, value_name = "FILE")]
     results: Vec<PathBuf>,
 
@@ -79,6 +80,8 @@ struct Report<'a> {
     peersum_version: &'static str,
     sources: &'a [String],
     gpus: Vec<Option<&'a str>>,
+    /// What was read of benchmarks, in words.
+    results: Vec<String>,
     exit_code: u8,
     #[serde(flatten)]
     outcome: &'a Outcome,
@@ -116,6 +119,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
             peersum_version: env!("CARGO_PKG_VERSION"),
             sources: &machine.sources,
             gpus: machine.gpus.iter().map(|gpu| gpu.name.as_deref()).collect(),
+            results: runs.iter().map(|run| format!("{}: {}", run.title(), results::figures(run))).collect(),
             exit_code: outcome.exit_code(),
             outcome: &outcome,
         };

@@ -224,6 +224,7 @@ pub(super) fn check(log: &Log, machine: &Machine, level: Level, outcome: &mut Ou
             "they are cut off, or of another version of NCCL",
         );
     }
+    newer_than_driver(log, machine, outcome);
     let mut settings = Settings::default();
     for (name, value) in &log.variables {
         settings.add(name.clone(), value.clone(), "the run that the log is of");
@@ -270,6 +271,31 @@ pub(super) fn check(log: &Log, machine: &Machine, level: Level, outcome: &mut Ou
             remedy: vec!["Begin with the first warning in the log: the later ones often follow from it.".into()],
         });
     }
+}
+
+/// NCCL that was built for a CUDA which the driver doesn't have, as `2.28.3+cuda13.0` says. Within a major version it
+/// runs.
+fn newer_than_driver(log: &Log, machine: &Machine, outcome: &mut Outcome) {
+    let built = log.version.as_deref().and_then(|version| {
+        let (major, minor) = version.split_once("+cuda")?.1.split_once('.')?;
+        Some((major.parse::<i32>().ok()?, minor.parse::<i32>().ok()?))
+    });
+    let (Some((major, minor)), Some(driver)) = (built, machine.driver.cuda.filter(|&cuda| cuda > 0)) else { return };
+    if major <= driver / 1000 {
+        return;
+    }
+    outcome.found(Finding {
+        id: "nccl-newer-than-driver",
+        weight: Weight::Severe,
+        title: format!(
+            "NCCL is built for CUDA {major}.{minor}, and the driver has {}.{}",
+            driver / 1000,
+            driver % 1000 / 10
+        ),
+        evidence: vec![format!("NCCL {}", log.version.as_deref().unwrap_or_default())],
+        cost: "Its kernels don't load, unless the compatibility package of that CUDA is there (cuda-compat).".into(),
+        remedy: vec!["Update the driver, or take NCCL built for the driver's CUDA.".into()],
+    });
 }
 
 fn shm(log: &Log, machine: &Machine, level: Level, settings: &Settings, outcome: &mut Outcome) {
@@ -416,6 +442,17 @@ mod tests {
         let mut outcome = Outcome::default();
         check(&Log::parse(text), &machine, nccl::level(&machine, None, None), &mut outcome);
         outcome
+    }
+
+    #[test]
+    fn nccl_of_a_later_cuda_than_the_driver_s_is_said() {
+        let p2p = log(["19000", "1a000"], "P2P/CUMEM");
+        assert_eq!(findings(&PCIE4.replace("nvml 580.95.05 13000", "nvml 550.54.14 12040"), &p2p), Outcome::default());
+        let later = findings(
+            &PCIE4.replace("nvml 580.95.05 13000", "nvml 550.54.14 12040"),
+            &p2p.replace("2.27.3+cuda12.9", "2.28.3+cuda13.0"),
+        );
+        assert_eq!(later.findings[0].title, "NCCL is built for CUDA 13.0, and the driver has 12.4");
     }
 
     #[test]

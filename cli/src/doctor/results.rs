@@ -1,5 +1,5 @@
-//! What results of nccl-tests or of `peersum perf` say: wrong elements, short messages that take too long, long ones that
-//! stay below the links, and nodes that don't add up.
+//! What results of nccl-tests or of `peersum perf` say: wrong elements, short messages that take too long, long ones
+//! that stay below the links, and nodes that don't add up.
 
 use super::finding::{Finding, Outcome, Weight};
 use crate::{
@@ -238,8 +238,8 @@ fn falls(run: &Run, outcome: &mut Outcome) {
         ],
         cost: "Links don't slow down with size: something else begins to.".into(),
         remedy: vec![
-            "Look for clocks that drop (`nvidia-smi -q -d PERFORMANCE`), for other work on the GPUs or the network, and \
-             for congestion of switches (ECN, PFC counters)."
+            "Look for clocks that drop (`nvidia-smi -q -d PERFORMANCE`), for other work on the GPUs or the network, \
+             and for congestion of switches (ECN, PFC counters)."
                 .into(),
             "An algorithm that is forced (NCCL_ALGO, a tuner) and wrong for long messages does the same.".into(),
         ],
@@ -291,8 +291,8 @@ fn between_nodes(run: &Run, runs: &[Run], machine: &Machine, outcome: &mut Outco
             format!("{nodes} nodes come to {bus:.1} GB/s, which is one NIC's of {}", nics.len()),
             "The other rails are idle.",
             &[
-                "NCCL_IB_HCA must name all NICs; each GPU needs a NIC below its own switch (see nic-far); in a container \
-                 all of /dev/infiniband must be there.",
+                "NCCL_IB_HCA must name all NICs; each GPU needs a NIC below its own switch (see nic-far); in a \
+                 container all of /dev/infiniband must be there.",
                 "Rails must reach each other: NCCL_CROSS_NIC, and the same order of NICs on all nodes.",
             ],
         );
@@ -303,8 +303,8 @@ fn between_nodes(run: &Run, runs: &[Run], machine: &Machine, outcome: &mut Outco
             format!("{nodes} nodes come to {:.0} % of their NICs", 100.0 * bus / rails),
             "The network bounds all that goes between nodes.",
             &[
-                "Test the network alone (`ib_write_bw` between two nodes, each NIC), and look at its counters of errors \
-                 and congestion.",
+                "Test the network alone (`ib_write_bw` between two nodes, each NIC), and look at its counters of \
+                 errors and congestion.",
                 "Look whether NICs read GPUs' memory (`GDRDMA` in NCCL_DEBUG=INFO), and at NCCL_IB_QPS_PER_CONNECTION.",
             ],
         );

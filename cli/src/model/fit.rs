@@ -1,8 +1,8 @@
 //! Fits α and β to measurements: time = α + f × bytes / β, f being what a rank must send for each byte of the message.
 //!
 //! α is what a call costs whatever its size: launch, first look at the tensors, and all steps. With one number of ranks
-//! these can't be told apart. With several, steps can, if it is known how many there are: time = operation + steps × α +
-//! f × bytes / β.
+//! these can't be told apart. With several, steps can, if it is known how many there are: time = operation + steps × α
+//! + f × bytes / β.
 //!
 //! Errors count relatively, or long messages alone would decide.
 
@@ -115,8 +115,8 @@ impl StepFit {
     }
 }
 
-/// The coefficients, none below zero, for which Σ ((row · x − y) / y)² is least. Those that would be below zero are left
-/// out one after the other.
+/// The coefficients, none below zero, for which Σ ((row · x − y) / y)² is least. Those that would be below zero are
+/// left out one after the other.
 fn least_squares<const N: usize>(rows: &[([f64; N], f64)]) -> [f64; N] {
     let mut used = [true; N];
     loop {
@@ -249,7 +249,8 @@ mod tests {
             let us = |bytes: u64| alpha + 2.0 * (n - 1.0) / n * bytes as f64 / (beta * 1e3);
             let run = run(ranks, &(0..18).map(|shift| (KB << shift, us(KB << shift))).collect::<Vec<_>>());
             let fit = Fit::of(&run).unwrap();
-            prop_assert!((fit.alpha_us / alpha - 1.0).abs() < 1e-6 && (fit.gb_per_s / beta - 1.0).abs() < 1e-6, "{:?}", fit);
+            let close = |fitted: f64, of: f64| (fitted / of - 1.0).abs() < 1e-6;
+            prop_assert!(close(fit.alpha_us, alpha) && close(fit.gb_per_s, beta), "{:?}", fit);
         }
 
         #[test]

@@ -55,8 +55,8 @@ impl Given {
             schema_version: u32,
             parameters: Given,
         }
-        const FORM: &str = "the parameters are JSON or TOML: t0_us, L, R, A, F in us and B in GB/s, or what `peersum probe` \
-                            writes";
+        const FORM: &str = "the parameters are JSON or TOML: t0_us, L, R, A, F in us and B in GB/s, or what \
+                            `peersum probe` writes";
         ensure!(!text.trim().is_empty(), "there is nothing in it: {FORM}");
         let value: serde_json::Value = match text.trim_start().starts_with('{') {
             true => serde_json::from_str(text).context(FORM)?,
@@ -210,14 +210,15 @@ pub(crate) struct Nearness {
 }
 
 impl Parameters {
-    /// Reads what `peersum probe` wrote, or a file of the parameters alone; the second are those that it doesn't have, as they
-    /// were assumed.
+    /// Reads what `peersum probe` wrote, or a file of the parameters alone; the second are those that it doesn't have,
+    /// as they were assumed.
     pub(crate) fn read(file: &Path) -> Result<(Parameters, Vec<&'static str>)> {
         let text = fs::read_to_string(file).with_context(|| format!("can't read {}", file.display()))?;
         Given::parse(&text)?.complete().with_context(|| format!("can't use {}", file.display()))
     }
 
-    /// Of a call of `bytes` bytes between so many ranks, by this algorithm, that took so long. None between fewer than two.
+    /// Of a call of `bytes` bytes between so many ranks, by this algorithm, that took so long. None between fewer than
+    /// two.
     pub(crate) fn nearness(
         &self,
         ranks: u32,
@@ -312,6 +313,15 @@ mod tests {
         let nccl = GIVEN.nearness(8, Some(Algorithm::Nccl), 350_000, 13.9).unwrap();
         assert_eq!((nccl.own_us, nccl.best), (None, near.best));
         assert_eq!(GIVEN.nearness(1, None, 1024, 1.0), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_parameters_break_it(text in "(\\{|\\}|\"?(t0_us|L|R|A|F|B|schema|schema_version|parameters)\"?( = |: )|\\[parameters\\]|[0-9.e-]{1,8}|\"peersum-probe\"|,|\n|\\PC){0,30}") {
+            if let Ok((parameters, _)) = Given::parse(&text).and_then(Given::complete) {
+                proptest::prop_assert!(parameters.gb_per_s > 0.0 && parameters.push_us >= 0.0, "{:?}", parameters);
+            }
+        }
     }
 
     #[test]

@@ -39,7 +39,8 @@ use runs::Run;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Arguments {
     /// Ranks of a node
-    #[arg(short = 'g', long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(short = 'g', long, value_name = "N", default_value_t = 8,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
 
     /// Sizes: bytes, or with a suffix K, M, G (powers of 1024); several with commas [default: 1K to 64M, times 4]
@@ -78,9 +79,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE.json", help_heading = "Hops")]
     results: Option<PathBuf>,
 
-    /// Fits alpha and beta to what nccl-tests or `peersum perf` printed or wrote (text, JSON, CSV), and says where that fails;
-    /// can be given several times
-    #[arg(long, value_name = "FILE", help_heading = "Alpha and beta", conflicts_with_all = ["results", "alpha", "plan"])]
+    /// Fits alpha and beta to what nccl-tests or `peersum perf` printed or wrote (text, JSON, CSV), and says where that
+    /// fails; can be given several times
+    #[arg(long, value_name = "FILE", help_heading = "Alpha and beta",
+        conflicts_with_all = ["results", "alpha", "plan"])]
     fit: Vec<PathBuf>,
 
     /// Plans for a cluster of --nodes nodes with --ranks GPUs each: which algorithm, how long, and what bounds it
@@ -366,8 +368,8 @@ fn planned(arguments: &Arguments) -> Result<Table> {
         ["best", "time", "busbw", "bound by", "steps", "bytes in node", "bytes between", "next best", "its time"];
     Ok(Table {
         title: format!(
-            "All-reduce, {nodes} node{} of {ranks} ranks ({} in all): alpha {} us, beta {} GB/s in a node, {operation_us} us \
-             an operation",
+            "All-reduce, {nodes} node{} of {ranks} ranks ({} in all): alpha {} us, beta {} GB/s in a node, \
+             {operation_us} us an operation",
             if nodes == 1 { "" } else { "s" },
             u64::from(nodes) * u64::from(ranks),
             within.alpha_us,
@@ -532,7 +534,8 @@ fn alpha_beta(arguments: &Arguments, within: Network) -> Result<Vec<Table>> {
 }
 
 impl Table {
-    /// Its columns of times as curves, with a line where the best changes. None of a table without such, or of all-to-all.
+    /// Its columns of times as curves, with a line where the best changes. None of a table without such, or of
+    /// all-to-all.
     fn figure(&self, arguments: &Arguments) -> Option<Figure> {
         if self.title.starts_with("All-to-all") {
             return None;

@@ -1,7 +1,8 @@
 //! What all-reduce should take on a cluster that is on paper, by the best of the usual algorithms, and what bounds it.
 //!
-//! Costs are those of [`collectives`](super::collectives), with an operation's own cost, and with a cost for each message
-//! beyond the first that a NIC has to send in a step: without it, sending to a thousand nodes at once would be free.
+//! Costs are those of [`collectives`](super::collectives), with an operation's own cost, and with a cost for each
+//! message beyond the first that a NIC has to send in a step: without it, sending to a thousand nodes at once would be
+//! free.
 
 use super::collectives::Network;
 
@@ -32,7 +33,8 @@ pub(crate) enum Scheme {
     OneShot,
     TwoShot,
     HalvingDoubling,
-    /// Reduce-scatter in the node, all-reduce of each part between nodes, all-gather in the node; between nodes by a ring,
+    /// Reduce-scatter in the node, all-reduce of each part between nodes, all-gather in the node; between nodes by a
+    /// ring,
     HierarchicalRing,
     /// by recursive halving and doubling,
     HierarchicalHalving,
@@ -129,8 +131,8 @@ impl Scheme {
                 Some(within(2.0 * k.log2(), 2.0 * (k - 1.0) / k))
             }
             Scheme::FlatRing if one => Some(within(2.0 * (k - 1.0), 2.0 * (k - 1.0) / k)),
-            // All ranks step together, so each step takes as long as the one between nodes; rings through each NIC share
-            // the message.
+            // All ranks step together, so each step takes as long as the one between nodes; rings through each NIC
+            // share the message.
             Scheme::FlatRing => {
                 let factor = 2.0 * (all - 1.0) / all;
                 let steps_between = 2.0 * (all - 1.0) * plan.between_us.max(plan.within.alpha_us);

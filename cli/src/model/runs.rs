@@ -58,8 +58,8 @@ impl Run {
         runs.retain(|run| !run.points.is_empty());
         ensure!(
             !runs.is_empty(),
-            "there is no measurement in it: it must be what nccl-tests or `peersum perf` prints or writes as JSON, or CSV \
-             whose first line names columns bytes and time_us"
+            "there is no measurement in it: it must be what nccl-tests or `peersum perf` prints or writes as JSON, \
+             or CSV whose first line names columns bytes and time_us"
         );
         Ok(runs)
     }

@@ -72,8 +72,8 @@ impl Cuda {
         unsafe { self.bench.ranks[rank].launch(Kernel::Hold, 1, 1, &values) }
     }
 
-    /// Lets what was held since then begin. Where enqueuing waited for the end of the hold, nothing is held from here on:
-    /// a driver that moves pieces through the host may wait for what is ahead.
+    /// Lets what was held since then begin. Where enqueuing waited for the end of the hold, nothing is held from here
+    /// on: a driver that moves pieces through the host may wait for what is ahead.
     fn open(&self, since: Instant) {
         self.gate.set(1);
         if since.elapsed() > PATIENCE / 2 {
@@ -99,8 +99,8 @@ impl Cuda {
         unsafe { self.bench.ranks[driver].launch(Kernel::Copy, self.blocks(driver), THREADS, &values) }
     }
 
-    /// Enqueues the same through memory of the host's: one kernel writes there, another reads from there, two pieces at a
-    /// time. `half` tells two directions' pieces apart.
+    /// Enqueues the same through memory of the host's: one kernel writes there, another reads from there, two pieces at
+    /// a time. `half` tells two directions' pieces apart.
     fn through_host(&self, from: usize, to: usize, half: usize) -> Result<()> {
         let (source, target) = (self.buffers[from].from.address, self.buffers[to].to.address);
         let mut read = Vec::new();

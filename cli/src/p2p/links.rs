@@ -1,4 +1,5 @@
-//! What is measured of each pair, and in which order. Who measures is behind a trait, so that this is tested without GPUs.
+//! What is measured of each pair, and in which order. Who measures is behind a trait, so that this is tested without
+//! GPUs.
 
 use serde::Serialize;
 
@@ -114,6 +115,13 @@ pub(crate) struct Matrix<T> {
     pub(crate) unit: &'static str,
     pub(crate) route: Option<Route>,
     pub(crate) cells: Vec<Vec<Option<Entry<T>>>>,
+}
+
+impl<T> Matrix<T> {
+    /// Whether there is any pair that it applies to.
+    pub(crate) fn has_any(&self) -> bool {
+        self.cells.iter().flatten().any(Option::is_some)
+    }
 }
 
 /// As [`Cell`], the way it is in JSON.

@@ -1,6 +1,7 @@
 //! `peersum p2p`: what each two GPUs can move between them, and whether it arrives.
 //!
-//! [`links`] says what is measured, [`cuda`] measures it, [`theory`] knows what links could carry, and [`report`] judges.
+//! [`links`] says what is measured, [`cuda`] measures it, [`theory`] knows what links could carry, and [`report`]
+//! judges.
 
 mod cuda;
 pub(crate) mod links;

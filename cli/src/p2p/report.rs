@@ -105,7 +105,8 @@ impl Report {
         }
         notes.push("From one to the same: reads and writes both count, as in p2pBandwidthLatencyTest.".into());
         notes.push(
-            "Data are compared by the device that owns the memory, with its own loads. Bandwidth has no part in the verdict."
+            "Data are compared by the device that owns the memory, with its own loads. Bandwidth has no part in the \
+             verdict."
                 .into(),
         );
         let verdicts = (0..count)
@@ -251,7 +252,7 @@ impl Report {
         for (kind, matrices) in
             [("Unidirectional", &self.measured.one_way), ("Bidirectional", &self.measured.both_ways)]
         {
-            for matrix in matrices {
+            for matrix in matrices.iter().filter(|matrix| matrix.has_any()) {
                 table(out, &format!("{kind} bandwidth, {} ({})", matrix.title, matrix.unit), &mut |from, to| {
                     shown(&matrix.cells[from][to], &mut footnotes)
                 })?;
@@ -260,7 +261,7 @@ impl Report {
         table(out, "Efficiency: the faster engine's P2P writes, of the theoretical rate (%)", &mut |from, to| {
             self.efficiency_percent[from][to].map_or("?".into(), |percent| format!("{percent:.0}"))
         })?;
-        for matrix in &self.measured.copy_latency {
+        for matrix in self.measured.copy_latency.iter().filter(|matrix| matrix.has_any()) {
             for (who, part) in
                 [("GPU", (|latency| latency.gpu_us) as fn(&CopyLatency) -> f64), ("CPU", |latency| latency.host_us)]
             {
@@ -274,7 +275,7 @@ impl Report {
                 })?;
             }
         }
-        for matrix in &self.measured.kernel_latency {
+        for matrix in self.measured.kernel_latency.iter().filter(|matrix| matrix.has_any()) {
             table(out, &format!("Latency, {} ({})", matrix.title, matrix.unit), &mut |from, to| {
                 shown(&matrix.cells[from][to], &mut footnotes)
             })?;

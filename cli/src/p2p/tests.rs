@@ -116,8 +116,8 @@ fn json(report: &Report) -> Value {
     serde_json::from_str(&serde_json::to_string(report).unwrap()).unwrap()
 }
 
-/// Field cases A11 (NVIDIA/nccl#2335) and A70 (NVIDIA/nvbandwidth#45): what a peer wrote is looked at by the owner, and no
-/// bandwidth makes it good.
+/// Field cases A11 (NVIDIA/nccl#2335) and A70 (NVIDIA/nvbandwidth#45): what a peer wrote is looked at by the owner, and
+/// no bandwidth makes it good.
 #[test]
 fn writes_that_land_in_a_mirror_are_bad_however_fast() {
     let report = Fake { mirrored: vec![(0, 1)], ..Fake::new(2) }.report();
@@ -178,6 +178,7 @@ fn two_streams_of_one_device_are_a_pair_and_said_to_be_none() {
     let report = Fake { one_device: true, ..Fake::new(2) }.report();
     let text = text(&report);
     assert!(text.contains("All places are of one GPU") && text.contains("same"), "{text}");
+    assert!(!text.contains("P2P off"), "{text}");
     assert_eq!(report.verdicts[0][1], Some(Verdict::Good));
     let json = json(&report);
     // Within one device there is no way through the host.

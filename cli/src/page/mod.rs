@@ -1,7 +1,7 @@
 //! `peersum page`: pictures of a machine and of what was measured on it, in one file that opens without a network.
 //!
-//! [`graph`] draws the topology, [`heat`] a matrix, and [`curves`] time and bandwidth over the size. Colours follow what
-//! the reader's system prefers, light or dark.
+//! [`graph`] draws the topology, [`heat`] a matrix, and [`curves`] time and bandwidth over the size. Colours follow
+//! what the reader's system prefers, light or dark.
 
 mod graph;
 pub(crate) mod heat;
@@ -47,8 +47,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE.json")]
     p2p: Option<PathBuf>,
 
-    /// Draws what nccl-tests or `peersum perf` measured (text, JSON, CSV), with alpha and beta fitted to it; can be given
-    /// several times
+    /// Draws what nccl-tests or `peersum perf` measured (text, JSON, CSV), with alpha and beta fitted to it; can be
+    /// given several times
     #[arg(long, value_name = "FILE")]
     results: Vec<PathBuf>,
 
@@ -155,8 +155,8 @@ pub(crate) fn curves(title: &str, figures: impl IntoIterator<Item = Figure>) -> 
     }
     ensure!(!body.is_empty(), "there is nothing to draw");
     let svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} \
-         {height:.0}\" role=\"img\">\n<title>{}</title>\n{body}</svg>\n",
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 \
+         {width:.0} {height:.0}\" role=\"img\">\n<title>{}</title>\n{body}</svg>\n",
         svg::escaped(title)
     );
     Ok(Picture { title: title.into(), svg })

@@ -63,7 +63,8 @@ impl Svg {
         // To a string nothing can fail.
         let _ = writeln!(
             self.body,
-            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"4\"{opacity}/>"
+            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" \
+             rx=\"4\"{opacity}/>"
         );
     }
 
@@ -86,7 +87,8 @@ impl Svg {
         };
         let _ = writeln!(
             self.body,
-            "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" style=\"font-size:{size}px\">{}</text>",
+            "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" \
+             style=\"font-size:{size}px\">{}</text>",
             escaped(text)
         );
     }
@@ -95,8 +97,8 @@ impl Svg {
     pub(super) fn finish(self, title: &str) -> String {
         let Svg { width, height, body } = self;
         format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} \
-             {height:.0}\" role=\"img\">\n<title>{}</title>\n<style>{STYLE}</style>\n\
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 \
+             {width:.0} {height:.0}\" role=\"img\">\n<title>{}</title>\n<style>{STYLE}</style>\n\
              <rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n{body}</svg>\n",
             escaped(title)
         )

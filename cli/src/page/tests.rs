@@ -97,3 +97,25 @@ fn a_page_needs_nothing_from_elsewhere() {
     assert!(!rest.contains("http") && !rest.contains("<script") && !rest.contains("@import"));
     assert!(!page.contains("<?xml"));
 }
+
+proptest::proptest! {
+    #[test]
+    fn no_report_breaks_the_matrices(text in "(\\{|\\}|\\[|\\]|\"schema\": \"peersum-p2p\"|, |\"schema_version\": 1|\"devices\": |\"one_way\": |\"cells\": |\"value\": |[0-9e.-]{1,6}|null|\\PC){0,40}") {
+        let _ = matrices(&text);
+    }
+
+    /// Cells of any kind where figures are expected.
+    #[test]
+    fn no_cell_breaks_a_matrix(cells in proptest::collection::vec("(null|1e999|-5|\\{\"value\": [0-9]{1,20}\\}|\\{\"error\": \"<x>\"\\}|\"good\"|\\[\\])", 4)) {
+        let [a, b, c, d] = &cells[..] else { unreachable!() };
+        let text = format!(
+            r#"{{"schema": "peersum-p2p", "schema_version": 1, "devices": [{{"ordinal": 0}}, {{"ordinal": "x"}}],
+                "verdicts": [[{a}, {b}]], "one_way": [{{"title": "<t>", "unit": "GB/s", "cells": [[{a}, {b}], [{c}, {d}]]}}]}}"#
+        );
+        if let Ok(pictures) = matrices(&text) {
+            for picture in pictures {
+                proptest::prop_assert!(roxmltree::Document::parse(&picture.svg).is_ok(), "{}", picture.svg);
+            }
+        }
+    }
+}

@@ -3,6 +3,7 @@
 use std::{
     env, fs,
     io::Read,
+    path::Path,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -17,9 +18,17 @@ use crate::model::runs::{Point, Run};
 const LOOK: Duration = Duration::from_millis(50);
 
 /// What a contender's calls take in a tier, size by size.
-pub(super) fn measure(tier: &Tier, contender: Contender, sizes: &Sizes, limit: Duration) -> Result<Vec<Point>> {
+pub(super) fn measure(
+    tier: &Tier,
+    contender: Contender,
+    sizes: &Sizes,
+    limit: Duration,
+    library: Option<&Path>,
+) -> Result<Vec<Point>> {
     let report = env::temp_dir().join(format!("peersum-paths-{}-{:x}.json", std::process::id(), nonce()));
-    let outcome = child(tier, contender, sizes, limit, &report);
+    let mut command = command(tier, contender, sizes, library)?;
+    command.arg("-J").arg(&report);
+    let outcome = run(command, limit);
     let text = fs::read_to_string(&report);
     // There is none where the child failed early.
     let _ = fs::remove_file(&report);
@@ -35,17 +44,25 @@ fn nonce() -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-fn child(tier: &Tier, contender: Contender, sizes: &Sizes, limit: Duration, report: &std::path::Path) -> Result<()> {
+/// The child, but for where it writes.
+fn command(tier: &Tier, contender: Contender, sizes: &Sizes, library: Option<&Path>) -> Result<Command> {
     let devices: Vec<_> = tier.devices.iter().map(ToString::to_string).collect();
     let mut command = Command::new(env::current_exe().context("this program's own file can't be found")?);
     command.args(["perf", "--backend", "cuda", "--devices", &devices.join(","), "--algorithm", contender.algorithm()]);
     command.args(["-b", &sizes.min.to_string(), "-e", &sizes.max.to_string(), "-f", &sizes.factor.to_string()]);
-    command.args(["-n", "5", "-w", "2", "-G", "4", "-J"]).arg(report);
+    command.args(["-n", "5", "-w", "2", "-G", "4"]);
+    if let Some(library) = library.filter(|_| contender == Contender::Nccl) {
+        command.arg("--nccl-library").arg(library);
+    }
     command.envs(tier.path.variables().iter().copied());
     // Switches that sum are another path than the one that is measured here.
     if env::var_os("NCCL_NVLS_ENABLE").is_none() {
         command.env("NCCL_NVLS_ENABLE", "0");
     }
+    Ok(command)
+}
+
+fn run(mut command: Command, limit: Duration) -> Result<()> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -81,5 +98,54 @@ fn child(tier: &Tier, contender: Contender, sizes: &Sizes, limit: Duration, repo
     match line {
         Some(line) => bail!("{}", line.trim_start_matches("peersum: error: ")),
         None => bail!("`peersum perf` ended with {status}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paths::tiers::Path as Between;
+
+    #[test]
+    fn paths_of_nccl_s_are_switched_off_and_nvls_is_never_on_by_itself() {
+        let of = |path, contender| {
+            let tier = Tier { name: String::new(), devices: vec![2, 5], connection: None, path, theory: None };
+            let sizes = Sizes { min: 1 << 20, max: 1 << 22, factor: 2 };
+            let command = command(&tier, contender, &sizes, Some(Path::new("/opt/nccl"))).unwrap();
+            let text = |of: &std::ffi::OsStr| of.to_string_lossy().into_owned();
+            let variables: Vec<_> = command
+                .get_envs()
+                .filter_map(|(name, value)| Some(format!("{}={}", text(name), text(value?))))
+                .collect();
+            (variables, command.get_args().map(text).collect::<Vec<_>>().join(" "))
+        };
+        let (variables, flags) = of(Between::Network, Contender::Nccl);
+        for variable in ["NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"] {
+            assert!(variables.iter().any(|set| set == variable), "{variables:?}");
+        }
+        // Unless the environment of the tests has it.
+        assert!(env::var_os("NCCL_NVLS_ENABLE").is_some() || variables.iter().any(|set| set == "NCCL_NVLS_ENABLE=0"));
+        assert!(flags.contains("--devices 2,5 --algorithm nccl -b 1048576 -e 4194304 -f 2"), "{flags}");
+        assert!(flags.ends_with("--nccl-library /opt/nccl"), "{flags}");
+        let (variables, flags) = of(Between::P2p, Contender::Peersum);
+        assert!(!variables.iter().any(|set| set.contains("DISABLE")), "{variables:?}");
+        assert!(flags.contains("--algorithm two-shot") && !flags.contains("nccl"), "{flags}");
+    }
+
+    #[test]
+    fn a_child_that_fails_says_why_and_one_that_hangs_is_ended() {
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        };
+        let long = Duration::from_secs(30);
+        assert!(run(shell("exit 0"), long).is_ok());
+        let error = |command, limit| run(command, limit).unwrap_err().to_string();
+        assert_eq!(error(shell("echo noise >&2; echo 'peersum: error: no NCCL' >&2; exit 2"), long), "no NCCL");
+        assert!(error(shell("exit 3"), long).contains("exit status: 3"));
+        let began = Instant::now();
+        assert!(error(shell("exec sleep 60"), Duration::from_millis(100)).contains("was ended"));
+        assert!(began.elapsed() < Duration::from_secs(20));
     }
 }

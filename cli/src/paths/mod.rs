@@ -47,7 +47,8 @@ pub(crate) struct Arguments {
     max: Size,
 
     /// Each size is this many times the one before
-    #[arg(short = 'f', long = "stepfactor", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(2..))]
+    #[arg(short = 'f', long = "stepfactor", value_name = "N", default_value_t = 2,
+        value_parser = clap::value_parser!(u64).range(2..))]
     factor: u64,
 
     /// Measures every pair, and not one of each kind alone
@@ -57,6 +58,10 @@ pub(crate) struct Arguments {
     /// Seconds after which a run is ended
     #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
+
+    /// Where libnccl.so.2 is, or the folder that it is in [default: as `peersum perf` finds it]
+    #[arg(long, value_name = "PATH")]
+    nccl_library: Option<PathBuf>,
 
     /// Draws bandwidth over the size to a file
     #[arg(long, value_name = "FILE.svg")]
@@ -179,7 +184,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let report = measure(tiers, sizes, &mut |tier, contender| {
         progress.set_message(format!("{}, {}", tier.name, contender.name()));
         progress.inc(1);
-        child::measure(tier, contender, &sizes, limit).map_err(|error| format!("{error:#}"))
+        let library = arguments.nccl_library.as_deref();
+        child::measure(tier, contender, &sizes, limit, library).map_err(|error| format!("{error:#}"))
     });
     progress.finish_and_clear();
     if let Some(file) = &arguments.plot {

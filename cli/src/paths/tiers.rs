@@ -57,8 +57,8 @@ pub(crate) struct Device {
     pub(crate) place: Option<usize>,
 }
 
-/// What is measured: a pair in one NUMA node, one across nodes, the one that is farthest apart, or all pairs; then the whole
-/// group; then without P2P. Groups that are alike stand once.
+/// What is measured: a pair in one NUMA node, one across nodes, the one that is farthest apart, or all pairs; then the
+/// whole group; then without P2P. Groups that are alike stand once.
 pub(crate) fn tiers(machine: Option<&Machine>, devices: &[Device], all_pairs: bool) -> Vec<Tier> {
     let count = devices.len();
     let pairs: Vec<_> = (0..count).flat_map(|a| (a + 1..count).map(move |b| (a, b))).collect();

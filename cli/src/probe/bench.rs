@@ -62,7 +62,8 @@ impl Bench {
             for (to, peer) in self.ranks.iter().enumerate().filter(|(_, peer)| !rank.same_device(peer)) {
                 ensure!(
                     rank.device.can_reach(&peer.device)?,
-                    "rank {from} (device {}) can't reach the memory of rank {to} (device {}): `peersum doctor` may know why",
+                    "rank {from} (device {}) can't reach the memory of rank {to} (device {}): `peersum doctor` may \
+                     know why",
                     rank.device.description.ordinal,
                     peer.device.description.ordinal
                 );
@@ -91,8 +92,8 @@ impl Bench {
                     Value::Long(PATIENCE.as_nanos() as u64),
                     Value::Long(self.results[mine].address),
                 ];
-                // SAFETY: these are the kernel's parameters. Both devices reach the words, as the caller has seen to; all
-                // of it lives as long as this, and both streams are waited for.
+                // SAFETY: these are the kernel's parameters. Both devices reach the words, as the caller has seen to;
+                // all of it lives as long as this, and both streams are waited for.
                 unsafe { self.ranks[mine].launch(kernel, 1, 1, &values) }?;
             }
             let read = self.ranks[from].read(&self.results[from]);
@@ -144,7 +145,8 @@ impl Bench {
             self.ranks[to].set(&self.words[to], 0)?;
             let values =
                 [Value::Long(self.words[to].address), Value::Word(HOPS), Value::Long(self.results[from].address)];
-            // SAFETY: these are the kernel's parameters; the sum stays far below 2^31, so it is the first word that is added to.
+            // SAFETY: these are the kernel's parameters; the sum stays far below 2^31, so it is the first word that is
+            // added to.
             unsafe { self.ranks[from].launch(Kernel::Atomic, 1, 1, &values) }?;
             let [nanoseconds, sum] = self.ranks[from].read(&self.results[from])?;
             ensure!(sum == u64::from(2 * HOPS - 1), "{} additions to a peer's memory came to {}", 2 * HOPS, sum + 1);
@@ -192,8 +194,8 @@ impl Bench {
                         Value::Long(sources[from].address),
                         Value::Long(SENT_BYTES as u64 / 16),
                     ];
-                    // SAFETY: these are the kernel's parameters; each target is a part of an inbox, as long as the source,
-                    // which the device reaches.
+                    // SAFETY: these are the kernel's parameters; each target is a part of an inbox, as long as the
+                    // source, which the device reaches.
                     unsafe { rank.launch(Kernel::Spread, blocks, THREADS, &values) }?;
                 }
                 rank.record(&end)?;

@@ -147,8 +147,8 @@ impl Device {
         self.bind()?;
         let peer = peer.context.cu_ctx();
         use sys::CUresult::{CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, CUDA_SUCCESS};
-        // SAFETY: both contexts are alive. Mappings are taken away only while nothing runs: all that is enqueued here is
-        // waited for.
+        // SAFETY: both contexts are alive. Mappings are taken away only while nothing runs: all that is enqueued here
+        // is waited for.
         let (call, status) = unsafe {
             if on {
                 ("cuCtxEnablePeerAccess", sys::cuCtxEnablePeerAccess(peer, 0))
@@ -274,8 +274,8 @@ impl Rank {
     /// Enqueues a kernel.
     ///
     /// # Safety
-    /// The values are the kernel's parameters, as `kernels/probe.cu` has them; addresses are valid on this device, for what
-    /// the kernel does with them, until the stream was waited for.
+    /// The values are the kernel's parameters, as `kernels/probe.cu` has them; addresses are valid on this device, for
+    /// what the kernel does with them, until the stream was waited for.
     pub(crate) unsafe fn launch(&self, kernel: Kernel, blocks: u32, threads: u32, values: &[Value]) -> Result<()> {
         self.device.bind()?;
         let mut parameters: Vec<*mut c_void> = values

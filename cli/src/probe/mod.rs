@@ -26,7 +26,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     devices: Vec<usize>,
 
-    /// Writes the parameters to a file, for `peersum model --parameters`; its form is that of its ending, .json or .toml
+    /// Writes the parameters to a file, for `peersum model --parameters`; its form is that of its ending, .json or
+    /// .toml
     #[arg(short = 'o', long, value_name = "FILE")]
     output: Option<PathBuf>,
 
