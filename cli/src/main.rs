@@ -85,8 +85,9 @@ enum Action {
     Probe(probe::Arguments),
     /// Looks for what makes all-reduce slow on this machine, or impossible, and says what to do
     ///
-    /// Findings are in order of weight, each with what was seen, what it costs, and the remedy. Nothing is changed. The exit
-    /// code is 0 if all is well, 1 if anything was found, 2 if nothing was found and something could not be looked at.
+    /// Findings are in order of weight, each with what was seen, what it costs, and the remedy. Nothing is changed. The
+    /// exit code is 0 if all is well, 1 if what was found is moderate, 3 if any of it is severe, 2 if nothing was found
+    /// and something could not be looked at.
     Doctor(doctor::Arguments),
     /// Draws a machine, and what was measured on it, on a page that opens without a network
     ///

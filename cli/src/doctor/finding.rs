@@ -74,12 +74,15 @@ impl Outcome {
         self.findings.sort_by_key(|finding| finding.weight);
     }
 
-    /// 1 if anything was found, 2 if nothing was and something could not be looked at, else 0.
+    /// 3 if anything severe was found, 1 if only moderate things were, 2 if nothing was and something could not be
+    /// looked at, else 0. Notes don't count. 2 is also a command's code that can't run, which knows nothing either.
     pub(super) fn exit_code(&self) -> u8 {
-        if self.findings.iter().any(|finding| finding.weight != Weight::Note) {
-            return 1;
+        match self.findings.iter().map(|finding| finding.weight).min() {
+            Some(Weight::Severe) => 3,
+            Some(Weight::Moderate) => 1,
+            _ if self.unknown.is_empty() => 0,
+            _ => 2,
         }
-        if self.unknown.is_empty() { 0 } else { 2 }
     }
 }
 

@@ -87,8 +87,7 @@ struct Report<'a> {
     outcome: &'a Outcome,
 }
 
-/// Runs the subcommand. Its exit code is 1 if anything was found, 2 if nothing was and something could not be looked
-/// at.
+/// Runs the subcommand. Its exit code is that of [`Outcome::exit_code`].
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let source = topo::source(arguments.root.as_deref())?;
     let mut machine = read::read(&*source);

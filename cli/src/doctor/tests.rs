@@ -189,7 +189,7 @@ fn machines_with_one_gpu_or_none_say_what_they_can() {
     assert_eq!((ids(&vm), vm.exit_code()), (vec![], 2), "{vm:#?}");
     assert!(format!("{:?}", vm.unknown).contains("the PCIe link of GPU0"));
     let mig = examined(&VM1.replace("memory=141G", "memory=141G mig=on"));
-    assert_eq!((ids(&mig), mig.exit_code()), (vec!["mig"], 1));
+    assert_eq!((ids(&mig), mig.exit_code()), (vec!["mig"], 3));
 }
 
 #[test]
@@ -212,6 +212,16 @@ fn gpus_that_a_container_was_not_given_are_a_note() {
     let outcome = examined(&text.join("\n"));
     assert_eq!((ids(&outcome), outcome.exit_code()), (vec!["gpus-hidden"], 0), "{outcome:#?}");
     assert!(self::text(&outcome, "gpus-hidden").contains("sysfs has 4, NVML 3"));
+}
+
+#[test]
+fn the_exit_code_says_how_severe_the_worst_is() {
+    let moderate = examined(&PCIE4.replace("iommu identity", "iommu DMA"));
+    assert_eq!((ids(&moderate), moderate.exit_code()), (vec!["iommu-translating"], 1));
+    // What can't be looked at makes nothing less severe, nor more.
+    let both = examined(&PCIE4.replace("iommu identity", "iommu DMA").replace("acs=0x00", "acs=unreadable"));
+    assert_eq!((both.exit_code(), both.unknown.len()), (1, 1));
+    assert_eq!(examined(&PCIE4.replace("acs=0x00", "acs=0x1d")).exit_code(), 3);
 }
 
 /// Field case A54: an empty place is no healthy machine.
