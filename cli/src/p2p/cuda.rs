@@ -28,6 +28,8 @@ const THREADS: u32 = 512;
 /// GPUs, and two buffers on each.
 pub(super) struct Cuda {
     bench: Bench,
+    /// A second stream of each rank, on which it reads from the host's memory while the first writes there.
+    readers: Vec<Rank>,
     buffers: Vec<Buffers>,
     gate: Pinned,
     staging: Pinned,
@@ -44,6 +46,11 @@ struct Buffers {
     result: Memory,
 }
 
+/// Two of a kernel's blocks for each multiprocessor.
+fn blocks(rank: &Rank) -> u32 {
+    2 * rank.device.description.multiprocessors
+}
+
 impl Cuda {
     pub(super) fn new(ranks: Vec<Rank>, bytes: usize) -> Result<Cuda> {
         ensure!(bytes >= 16 && bytes.is_multiple_of(16), "{bytes} bytes: it must be a multiple of 16");
@@ -54,11 +61,8 @@ impl Cuda {
         });
         let buffers = buffers.collect::<Result<_>>()?;
         let (gate, staging) = (Pinned::new(&ranks[0], 64)?, Pinned::new(&ranks[0], 2 * 2 * PIECE)?);
-        Ok(Cuda { bench: Bench::new(ranks)?, buffers, gate, staging, bytes, seed: 0, unheld: false.into() })
-    }
-
-    fn blocks(&self, rank: usize) -> u32 {
-        2 * self.bench.ranks[rank].device.description.multiprocessors
+        let readers = ranks.iter().map(Rank::beside).collect::<Result<_>>()?;
+        Ok(Cuda { bench: Bench::new(ranks)?, readers, buffers, gate, staging, bytes, seed: 0, unheld: false.into() })
     }
 
     /// What follows on the rank's stream begins when the gate is opened.
@@ -88,39 +92,44 @@ impl Cuda {
         match route.engine {
             // SAFETY: the buffers live as long as this, and all streams are waited for before it ends.
             Engine::CopyEngine => unsafe { self.bench.ranks[driver].copy(target, source, self.bytes) },
-            Engine::Kernel => self.kernel(driver, target.address, source.address, self.bytes),
+            Engine::Kernel => {
+                let rank = &self.bench.ranks[driver];
+                self.kernel(rank, target.address, source.address, self.bytes)
+            }
         }
     }
 
-    fn kernel(&self, driver: usize, to: u64, from: u64, bytes: usize) -> Result<()> {
+    /// Enqueues a copy by a kernel, on this stream.
+    fn kernel(&self, on: &Rank, to: u64, from: u64, bytes: usize) -> Result<()> {
         let values = [Value::Long(to), Value::Long(from), Value::Long(bytes as u64 / 16)];
         // SAFETY: these are the kernel's parameters; both addresses have that many bytes, which the device reaches, as
         // the caller has seen to; the buffers live as long as this.
-        unsafe { self.bench.ranks[driver].launch(Kernel::Copy, self.blocks(driver), THREADS, &values) }
+        unsafe { on.launch(Kernel::Copy, blocks(on), THREADS, &values) }
     }
 
     /// Enqueues the same through memory of the host's: one kernel writes there, another reads from there, two pieces at
     /// a time. `half` tells two directions' pieces apart.
     fn through_host(&self, from: usize, to: usize, half: usize) -> Result<()> {
         let (source, target) = (self.buffers[from].from.address, self.buffers[to].to.address);
+        let (writer, reader) = (&self.bench.ranks[from], &self.readers[to]);
         let mut read = Vec::new();
         for (number, offset) in (0..self.bytes).step_by(PIECE).enumerate() {
             let bytes = PIECE.min(self.bytes - offset);
             let piece = self.staging.address() + ((2 * half + number % 2) * PIECE) as u64;
             if number >= 2 {
-                self.bench.ranks[from].wait(&read[number - 2])?;
+                writer.wait(&read[number - 2])?;
             }
-            self.kernel(from, piece, source + offset as u64, bytes)?;
-            let written = self.bench.ranks[from].event()?;
-            self.bench.ranks[from].record(&written)?;
-            self.bench.ranks[to].wait(&written)?;
-            self.kernel(to, target + offset as u64, piece, bytes)?;
-            let done = self.bench.ranks[to].event()?;
-            self.bench.ranks[to].record(&done)?;
+            self.kernel(writer, piece, source + offset as u64, bytes)?;
+            let written = writer.event()?;
+            writer.record(&written)?;
+            reader.wait(&written)?;
+            self.kernel(reader, target + offset as u64, piece, bytes)?;
+            let done = reader.event()?;
+            reader.record(&done)?;
             read.push(done);
         }
-        // The next move begins with the same two pieces.
-        read.iter().rev().take(2).try_for_each(|done| self.bench.ranks[from].wait(done))
+        // The next move begins with the same two pieces, and who waits for the writer waits for all of it.
+        read.iter().rev().take(2).try_for_each(|done| writer.wait(done))
     }
 
     fn by_host(route: Route) -> bool {
@@ -133,12 +142,8 @@ impl Cuda {
 
     /// Microseconds of the moves, `copies` times each, all at once. The first one's device has the clock.
     fn time(&self, route: Route, moves: &[(usize, usize)], copies: usize) -> Result<f64> {
-        let streams = |&(from, to): &(usize, usize)| match route {
-            route if Self::by_host(route) => vec![from, to],
-            Route { way: Way::Read, .. } => vec![to],
-            _ => vec![from],
-        };
-        let mut involved: Vec<_> = moves.iter().flat_map(streams).collect();
+        let driver = |&(from, to): &(usize, usize)| if route.way == Way::Read { to } else { from };
+        let mut involved: Vec<_> = moves.iter().map(driver).collect();
         let clock = involved[0];
         involved.sort_unstable();
         involved.dedup();
@@ -216,7 +221,7 @@ impl Cuda {
         let (source, target) = (&self.buffers[from], &self.buffers[to]);
         let fill = [Value::Long(source.from.address), Value::Long(words), Value::Long(self.seed)];
         // SAFETY: these are the kernel's parameters, of the rank's own memory.
-        unsafe { self.bench.ranks[from].launch(Kernel::Fill, self.blocks(from), THREADS, &fill) }?;
+        unsafe { self.bench.ranks[from].launch(Kernel::Fill, blocks(&self.bench.ranks[from]), THREADS, &fill) }?;
         self.bench.ranks[to].set(&target.to, 0)?;
         // Both counts begin where nothing was found.
         self.bench.ranks[to].set(&target.result, 0)?;
@@ -230,7 +235,7 @@ impl Cuda {
             Value::Long(target.result.address),
         ];
         // SAFETY: as above.
-        unsafe { self.bench.ranks[to].launch(Kernel::Check, self.blocks(to), THREADS, &check) }?;
+        unsafe { self.bench.ranks[to].launch(Kernel::Check, blocks(&self.bench.ranks[to]), THREADS, &check) }?;
         let [wrong, first] = self.bench.ranks[to].read(&target.result)?;
         Ok(Compared { words, wrong, first_wrong: (wrong > 0).then_some(words - first) })
     }

@@ -32,9 +32,20 @@ pub(super) fn measure(
     let text = fs::read_to_string(&report);
     // There is none where the child failed early.
     let _ = fs::remove_file(&report);
-    outcome?;
-    let runs = Run::parse(&text.context("the run wrote no report")?)?;
-    runs.into_iter().next().map(|run| run.points).context("the run measured nothing")
+    of_report(outcome, text.context("the run wrote no report"))
+}
+
+/// The points of a run. One that failed since sums were wrong has some, which say so.
+fn of_report(outcome: Result<()>, text: Result<String>) -> Result<Vec<Point>> {
+    let points = text.and_then(|text| {
+        let run = Run::parse(&text)?.into_iter().next();
+        run.map(|run| run.points).context("the run measured nothing")
+    });
+    match (outcome, points) {
+        (Ok(()), points) => points,
+        (Err(_), Ok(points)) if points.iter().any(|point| point.wrong.unwrap_or(0) > 0) => Ok(points),
+        (Err(error), _) => Err(error),
+    }
 }
 
 fn nonce() -> u64 {
@@ -130,6 +141,17 @@ mod tests {
         let (variables, flags) = of(Between::P2p, Contender::Peersum);
         assert!(!variables.iter().any(|set| set.contains("DISABLE")), "{variables:?}");
         assert!(flags.contains("--algorithm two-shot") && !flags.contains("nccl"), "{flags}");
+    }
+
+    #[test]
+    fn a_run_whose_sums_are_wrong_has_figures_that_say_so() {
+        let text = |wrong: u64| Ok(format!("bytes,ranks,time_us,wrong\n1048576,2,10,{wrong}\n"));
+        let failed = || Err(anyhow::anyhow!("exit status: 1"));
+        assert_eq!(of_report(failed(), text(3)).unwrap()[0].wrong, Some(3));
+        assert!(of_report(failed(), text(0)).is_err());
+        assert!(of_report(failed(), Err(anyhow::anyhow!("no file"))).unwrap_err().to_string().contains("status"));
+        assert_eq!(of_report(Ok(()), text(0)).unwrap().len(), 1);
+        assert!(of_report(Ok(()), Ok("hello".into())).is_err());
     }
 
     #[test]

@@ -267,6 +267,12 @@ pub(crate) enum Value {
 }
 
 impl Rank {
+    /// A further stream of the same device.
+    pub(crate) fn beside(&self) -> Result<Rank> {
+        let stream = self.device.context.new_stream().map_err(failed("cuStreamCreate"))?;
+        Ok(Rank { device: self.device.clone(), stream })
+    }
+
     pub(crate) fn same_device(&self, other: &Rank) -> bool {
         Rc::ptr_eq(&self.device, &other.device)
     }
