@@ -109,7 +109,9 @@ fn pci(svg: &mut Svg, matrix: &Matrix, devices: &[usize], places: &BTreeMap<usiz
         let (first, last) = (places[&group[0]], places[&group[group.len() - 1]]);
         let (left, right) = (first - BOX.0 / 2.0, last + BOX.0 / 2.0);
         svg.rectangle("part", (left, TOP + y), (right - left, 24.0), 1.0);
-        svg.text("ink", ((left + right) / 2.0, TOP + y + 16.0), Anchor::Middle, 12.0, name);
+        // A name must fit in a slot.
+        let size = if right - left < 100.0 && name.len() > 14 { 9.5 } else { 12.0 };
+        svg.text("ink", ((left + right) / 2.0, TOP + y + 16.0), Anchor::Middle, size, name);
     };
     let switched: Vec<_> = groups(Relation::Pxb).into_iter().filter(|group| group.len() > 1).collect();
     for group in groups(Relation::Phb) {
@@ -120,7 +122,15 @@ fn pci(svg: &mut Svg, matrix: &Matrix, devices: &[usize], places: &BTreeMap<usiz
                 svg.line("pcie", (at, TOP + BRIDGE + 24.0), (at, TOP + DEVICE));
             }
         }
-        bar(svg, &group, BRIDGE, if group.len() > 1 { "host bridge" } else { "root port" });
+        // The matrix of nvidia-smi doesn't say where GPUs are in the PCI tree that NVLink connects.
+        let known =
+            (0..matrix.devices.len()).all(|other| other == group[0] || matrix.cells[group[0]][other].pci.is_some());
+        let name = match (group.len(), known) {
+            (2.., _) => "host bridge",
+            (_, true) => "root port",
+            (_, false) => "PCIe, place unknown",
+        };
+        bar(svg, &group, BRIDGE, name);
     }
     for group in switched {
         let middle = (places[&group[0]] + places[&group[group.len() - 1]]) / 2.0;

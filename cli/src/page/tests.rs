@@ -45,6 +45,15 @@ fn links_are_drawn_as_they_are_known() {
 }
 
 #[test]
+fn what_a_matrix_does_not_say_is_not_drawn() {
+    let text = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV4\t0-3\t0\nGPU1\tNV4\t X \t0-3\t0\n";
+    let (matrix, _) = crate::topology::smi::parse(text).unwrap();
+    let svg = graph(&matrix, None).svg;
+    assert!(svg.contains(">NV4<") && svg.contains("PCIe, place unknown") && !svg.contains("root port"), "{svg}");
+    assert!(drawn(BRIDGES4).contains("root port"));
+}
+
+#[test]
 fn names_with_signs_of_xml_break_nothing() {
     let svg = drawn(&H200X8.replace("NVIDIA H200", "<b>&\u{1}]]>"));
     assert!(roxmltree::Document::parse(&svg).is_ok());
