@@ -333,14 +333,12 @@ impl Communicator {
         let handover = match handover::unwanted(options, &source) {
             _ if world == 1 => Err("a rank alone has nothing to hand over".into()),
             Some(reason) => Err(reason),
-            None => match seat {
-                Seat::Threads(meeting) => {
-                    let library = library.unwrap_or_else(|| Library::open(options.nccl_library.as_deref()));
-                    let seat = handover::Seat { meeting, device: &device, sharing, group: &group, heap: heap.clone() };
-                    Handover::join(seat, options, &library, nccl)?
-                }
-                Seat::Processes(_) => Handover::without("ranks that are processes don't join NCCL", options)?,
-            },
+            None => {
+                let library = library.unwrap_or_else(|| Library::open(options.nccl_library.as_deref()));
+                let seat =
+                    handover::Seat { meeting: seat, device: &device, sharing, group: &group, heap: heap.clone() };
+                Handover::join(seat, options, &library, nccl)?
+            }
         };
         Ok(Communicator {
             rank: rank as u32,

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     Algorithm, Error, Nccl, Options, Result,
     crossover::Source,
-    meeting::Local,
+    meeting,
     nccl::{self, AllReduce, Library, Registered, Settings, WarmUp, join},
 };
 
@@ -53,7 +53,7 @@ pub(crate) type Joined = std::result::Result<Arc<Handover>, String>;
 
 /// A rank that joins NCCL.
 pub(crate) struct Seat<'a> {
-    pub(crate) meeting: &'a mut Local,
+    pub(crate) meeting: &'a mut meeting::Seat,
     pub(crate) device: &'a Arc<Device>,
     /// How many ranks its device has.
     pub(crate) sharing: u32,
@@ -123,17 +123,6 @@ impl Handover {
                 tracing::warn!(rank = seat.meeting.rank(), reason, "NCCL can't be joined: the group goes on without");
                 Ok(Err(reason))
             }
-        }
-    }
-
-    /// None, for that reason.
-    ///
-    /// # Errors
-    /// [`Error::NcclUnavailable`] where NCCL is required.
-    pub(crate) fn without(reason: &str, options: &Options) -> Result<Joined> {
-        match required(options) {
-            true => Err(Error::NcclUnavailable { reason: reason.into() }),
-            false => Ok(Err(reason.into())),
         }
     }
 
