@@ -171,6 +171,8 @@ impl Seat<'_> {
         settings.max_blocks = (self.sharing > 1).then_some(shared);
         settings.sharing = self.sharing > 1;
         settings.keep = Some(self.group.clone());
+        let ending = self.group.ending.clone();
+        settings.over = Arc::new(move || ending.has_come());
         let device = self.device.clone();
         settings.enter = Arc::new(move || device.make_current());
         let mut lost = String::new();

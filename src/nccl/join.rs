@@ -44,6 +44,8 @@ pub(crate) struct Settings {
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
     /// Makes the context of the rank's device current on a thread of this module's.
     pub(crate) enter: Arc<dyn Fn() + Send + Sync>,
+    /// Whether the ranks' group has ended meanwhile: then NCCL is not waited for any more.
+    pub(crate) over: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Looks a variable of the environment up.
     pub(crate) environment: fn(&str) -> Option<String>,
 }
@@ -51,7 +53,8 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) fn new(timeout: Duration) -> Settings {
         let environment = |name: &str| std::env::var(name).ok();
-        Settings { timeout, max_blocks: None, sharing: false, keep: None, enter: Arc::new(|| ()), environment }
+        let (enter, over) = (Arc::new(|| ()), Arc::new(|| false));
+        Settings { timeout, max_blocks: None, sharing: false, keep: None, enter, over, environment }
     }
 }
 
@@ -172,12 +175,13 @@ pub(super) struct Lockstep {
     /// The stage that this rank is in. All ranks have the same stages. No number comes twice, so that nothing need be
     /// reset.
     stage: Arc<AtomicU32>,
+    over: Arc<dyn Fn() -> bool + Send + Sync>,
     timeout: Duration,
 }
 
 impl Lockstep {
     /// All ranks of the meeting together.
-    fn new(seat: &mut Seat, meeting: Duration) -> Result<Lockstep> {
+    fn new(seat: &mut Seat, settings: &Settings) -> Result<Lockstep> {
         const BYTES: u64 = size_of::<AtomicU32>() as u64;
         let (_, own) = Sealed::create(BYTES)?;
         let words = seat.all_gather_fds(vec![own])?.into_iter().enumerate().map(|(peer, descriptors)| {
@@ -187,14 +191,15 @@ impl Lockstep {
             Sealed::open(BYTES, descriptor).map(Word)
         });
         let failed = Arc::new(words.collect::<Result<_>>()?);
-        Ok(Lockstep { rank: seat.rank(), failed, stage: Arc::default(), timeout: meeting / 4 * 3 })
+        let (over, timeout) = (settings.over.clone(), settings.timeout / 4 * 3);
+        Ok(Lockstep { rank: seat.rank(), failed, stage: Arc::default(), over, timeout })
     }
 
     /// Runs this rank's part of the next stage. If another's fails, it has `grace` to be done.
     fn stage(&self, grace: Duration, part: impl FnOnce(&Patience<'_>) -> Result<(), Unsettled>) -> Outcome {
         let stage = self.stage.fetch_add(1, Ordering::Relaxed) + 1;
         let others = || self.failed.iter().enumerate().filter(|&(rank, _)| rank != self.rank);
-        let stopped = || others().any(|(_, failed)| failed.get().load(Ordering::Relaxed) == stage);
+        let stopped = || (self.over)() || others().any(|(_, failed)| failed.get().load(Ordering::Relaxed) == stage);
         let result = part(&Patience { timeout: self.timeout, stopped: &stopped, grace });
         if result.is_err() {
             self.failed[self.rank].get().store(stage, Ordering::Relaxed);
@@ -232,7 +237,7 @@ pub(crate) fn join(
         return Ok(Err(declined));
     }
     let library = library.as_ref().map_err(Clone::clone)?;
-    let lockstep = Lockstep::new(seat, settings.timeout)?;
+    let lockstep = Lockstep::new(seat, settings)?;
     for last in [false, true] {
         let (outcomes, communicator) = attempt(seat, library, settings, lockstep.clone())?;
         match (verdict(outcomes.iter()), communicator) {

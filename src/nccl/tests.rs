@@ -275,6 +275,24 @@ fn ranks_that_are_processes_join_alike_and_are_told_alike() {
     [0, 2].into_iter().for_each(|rank| stub.hang_init(rank, false));
 }
 
+/// As of a process that is gone, which whoever looks after the group finds out.
+#[test]
+fn an_init_is_not_waited_for_once_the_group_has_ended() {
+    let stub = Stub::new(variants::V2_32);
+    stub.hang_init(1, true);
+    let started = Instant::now();
+    let soon = || -> Arc<dyn Fn() -> bool + Send + Sync> {
+        let started = Instant::now();
+        Arc::new(move || started.elapsed() > LONG / 40)
+    };
+    let all = processes(2, LONG, |seat| {
+        join(seat, &library(&stub), &Settings { over: soon(), ..settings(LONG) }).unwrap().map(drop)
+    });
+    assert!(declined(all).reason.contains("stopped waiting for NCCL"));
+    assert!(started.elapsed() < LONG / 2, "{:?}", started.elapsed());
+    stub.hang_init(1, false);
+}
+
 #[test]
 fn ranks_that_are_processes_register_windows_alike() {
     let stub = Stub::new(variants::V2_32);
