@@ -25,7 +25,7 @@ use crate::{
     Algorithm, DType, Error, Options, Overlap, Placement, Plan, ReduceOp, Result,
     crossover::{Explanation, Facts, Machine, Question, Source, Taken},
     meeting::{self, Local, Meeting, Seat},
-    nccl::{AllReduce, Version},
+    nccl::{self, AllReduce, Version},
     protocol::{
         bindings,
         call::Call,
@@ -175,18 +175,20 @@ impl Communicator {
     fn of_threads(
         devices: &[usize],
         options: &Options,
-        nccl: &[Option<Arc<dyn AllReduce>>],
+        lent: &[Option<Arc<dyn AllReduce>>],
     ) -> Result<Vec<Communicator>> {
         let world = devices.len();
         check_world(world)?;
         super::available()?;
+        // NCCL's communicators of groups before this one, in whose ranks' way they would be.
+        nccl::wait_for_ends();
         let seats = Local::group(world, options.timeout).into_iter().map(Seat::Threads);
         let joined: Vec<Result<Communicator>> = std::thread::scope(|scope| {
             let joins: Vec<_> = seats
-                .zip(devices.iter().zip(nccl))
-                .map(|(mut seat, (&device, nccl))| {
+                .zip(devices.iter().zip(lent))
+                .map(|(mut seat, (&device, lent))| {
                     scope.spawn(move || {
-                        let joined = Communicator::join(&mut seat, device, options, nccl.clone(), None);
+                        let joined = Communicator::join(&mut seat, device, options, lent.clone(), None);
                         if let Err(error) = &joined {
                             seat.leave(error);
                         }
