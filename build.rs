@@ -29,6 +29,9 @@ const NVCC: &str = "PEERSUM_NVCC";
 const TOOLKITS: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
 const DEFAULT_NVCC: &str = "/usr/local/cuda/bin/nvcc";
 
+/// The unit that the command alone uses: an image of its own, which the library doesn't load.
+const PROBE: &str = "probe";
+
 const REQUIRE: &str = "PEERSUM_REQUIRE_NVCC";
 const ONLY: &str = "PEERSUM_CUDA_ARCHS";
 
@@ -63,7 +66,10 @@ fn kernels() -> Result<(), String> {
         Err(reason) if required => return Err(format!("{REQUIRE} is set, but {reason}")),
         Err(reason) => rust_source(&[], &reason),
     };
-    let generated = generated + &digest_source(&sources(Path::new("kernels"))?);
+    // What the command measures links with is none of the kernels whose times a table holds.
+    let mut sources = sources(Path::new("kernels"))?;
+    sources.retain(|(name, _)| Path::new(name).file_stem() != Some(OsStr::new(PROBE)));
+    let generated = generated + &digest_source(&sources);
     let path = out.join("kernels.rs");
     fs::write(&path, generated).map_err(|error| format!("{}: {error}", path.display()))
 }
@@ -311,7 +317,7 @@ pub(crate) fn check_release(version: &str) -> Result<(), String> {
 /// The source of `$OUT_DIR/kernels.rs`.
 pub(crate) fn rust_source(images: &[String], reason: &str) -> String {
     let mut source = String::from("// Written by build.rs.\n\n");
-    let mut list = String::new();
+    let (mut list, mut probe) = (String::new(), String::from("None"));
     for (index, image) in images.iter().enumerate() {
         // The driver reads an image's headers in place, and bytes alone may lie anywhere.
         writeln!(
@@ -320,7 +326,11 @@ pub(crate) fn rust_source(images: &[String], reason: &str) -> String {
             format!("/{image}")
         )
         .expect("a String takes all");
-        write!(list, "{}&IMAGE_{index}.0", if index == 0 { "" } else { ", " }).expect("a String takes all");
+        if Path::new(image).file_stem() == Some(OsStr::new(PROBE)) {
+            probe = format!("Some(&IMAGE_{index}.0)");
+        } else {
+            write!(list, "{}&IMAGE_{index}.0", if list.is_empty() { "" } else { ", " }).expect("a String takes all");
+        }
     }
     if !images.is_empty() {
         source.push_str("\n#[repr(C, align(16))]\nstruct Aligned<T: ?Sized>(T);\n");
@@ -329,6 +339,8 @@ pub(crate) fn rust_source(images: &[String], reason: &str) -> String {
         source,
         "\n/// The compiled kernels: fatbins, each aligned to 16 bytes.\n\
          pub(crate) static IMAGES: &[&[u8]] = &[{list}];\n\
+         \n/// The kernels of `peersum p2p` and `peersum probe`.\n\
+         pub(crate) static PROBE: Option<&[u8]> = {probe};\n\
          \n/// Why there are none; empty if there are.\n\
          #[allow(dead_code)]\n\
          pub(crate) const REASON: &str = {reason:?};\n"

@@ -122,7 +122,11 @@ fn the_generated_source_embeds_the_images_or_says_why_there_are_none() {
     let source = rust_source(&["a.fatbin".into(), "b.fatbin".into()], "");
     assert!(source.contains("IMAGES: &[&[u8]] = &[&IMAGE_0.0, &IMAGE_1.0];"), "{source}");
     assert!(source.contains("align(16)") && source.contains("\"/b.fatbin\"") && source.contains("REASON: &str = \"\""));
+    let source = rust_source(&["a.fatbin".into(), "probe.fatbin".into(), "verify.fatbin".into()], "");
+    assert!(source.contains("IMAGES: &[&[u8]] = &[&IMAGE_0.0, &IMAGE_2.0];"), "{source}");
+    assert!(source.contains("PROBE: Option<&[u8]> = Some(&IMAGE_1.0);"), "{source}");
     let source = rust_source(&[], "no \"nvcc\"");
+    assert!(source.contains("PROBE: Option<&[u8]> = None;"), "{source}");
     assert!(source.contains("IMAGES: &[&[u8]] = &[];") && source.contains(r#"REASON: &str = "no \"nvcc\"""#));
 }
 

@@ -7,8 +7,15 @@ mod launch;
 mod measure;
 mod model;
 mod output;
+#[cfg(feature = "cuda")]
+mod p2p;
+mod page;
+#[cfg(feature = "cuda")]
+mod paths;
 mod perf;
 mod plot;
+#[cfg(feature = "cuda")]
+mod probe;
 mod sizes;
 mod topo;
 mod topology;
@@ -53,11 +60,37 @@ enum Action {
     /// Reads sysfs, and NVML where there is one; needs no root and no driver, and says what it could not see. Reads the
     /// text of `nvidia-smi topo -m` and NCCL's topology files too, and writes the latter.
     Topo(topo::Arguments),
+    /// Measures bandwidth and latency between each two GPUs, as p2pBandwidthLatencyTest does, and whether data arrive
+    ///
+    /// By copy engine and by kernel, one way and both ways, with P2P and without, beside what the links could carry. The
+    /// device that owns the memory compares what arrived there with its own loads; a pair on which it differs is BAD,
+    /// however fast it is. What fails is shown where its figure would be. The exit code is 0 if all was measured, 1 if data
+    /// differed or something failed, 2 if nothing could be measured.
+    #[cfg(feature = "cuda")]
+    P2p(p2p::Arguments),
+    /// Measures each path between GPUs, from the nearest pair to host memory, and puts them in order
+    ///
+    /// A pair in one NUMA node, one across nodes, the pair that is farthest apart, all GPUs; then NCCL with P2P switched off.
+    /// Each is a run of `peersum perf` in a process of its own, by NCCL and by this library's kernels. At the end stands
+    /// what each path carries, what its links could, and how many times slower it is than the one above. The exit code is 0
+    /// if all was measured and right, 1 if something failed or was wrong, 2 if nothing could be measured.
+    #[cfg(feature = "cuda")]
+    Paths(paths::Arguments),
+    /// Measures what the model of hops is made of: launch, store, load, fence, atomic, and what a GPU sends
+    ///
+    /// Writes them as JSON or TOML for `peersum model --parameters`, which then says what each algorithm must take at least.
+    #[cfg(feature = "cuda")]
+    Probe(probe::Arguments),
     /// Looks for what makes all-reduce slow on this machine, or impossible, and says what to do
     ///
     /// Findings are in order of weight, each with what was seen, what it costs, and the remedy. Nothing is changed. The exit
     /// code is 0 if all is well, 1 if anything was found, 2 if nothing was found and something could not be looked at.
     Doctor(doctor::Arguments),
+    /// Draws a machine, and what was measured on it, on a page that opens without a network
+    ///
+    /// The topology as a graph, matrices of `peersum p2p` as heat maps, and time and bus bandwidth over the size, with the
+    /// model's curve and where one algorithm hands over to another. Follows the reader's light or dark. Needs no GPU.
+    Page(page::Arguments),
     /// Says what all-reduce should take, by a model, and how far measurements are from that
     ///
     /// By default this library's algorithms, by the hops on their critical path: time = T0 + hops + bytes / B. With --alpha
@@ -76,7 +109,14 @@ fn main() -> ExitCode {
         Action::Tune(arguments) => tune::run(&arguments),
         Action::Launch(arguments) => launch::run(&arguments),
         Action::Topo(arguments) => topo::run(&arguments),
+        #[cfg(feature = "cuda")]
+        Action::P2p(arguments) => p2p::run(&arguments),
+        #[cfg(feature = "cuda")]
+        Action::Paths(arguments) => paths::run(&arguments),
+        #[cfg(feature = "cuda")]
+        Action::Probe(arguments) => probe::run(&arguments),
         Action::Doctor(arguments) => doctor::run(&arguments),
+        Action::Page(arguments) => page::run(&arguments),
         Action::Model(arguments) => model::run(&arguments),
     };
     outcome.unwrap_or_else(|error| {

@@ -50,6 +50,11 @@ pub(crate) struct Border {
 }
 
 impl Border {
+    /// At so many bytes.
+    pub(crate) fn at(bytes: u64, what: &str) -> Border {
+        Border { bytes, label: format!("{what} at {}", bytes_name(bytes)) }
+    }
+
     /// To what is taken from so many bytes on.
     pub(crate) fn to(bytes: u64, name: &str) -> Border {
         Border { bytes, label: format!("{name} from {}", bytes_name(bytes)) }
@@ -121,6 +126,39 @@ fn look(name: &str) -> (RGBColor, Mark) {
     (color, mark)
 }
 
+/// Colours and marks of names that have no look of their own.
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(0x00, 0x72, 0xb2),
+    RGBColor(0xd5, 0x5e, 0x00),
+    RGBColor(0x00, 0x9e, 0x73),
+    RGBColor(0xcc, 0x79, 0xa7),
+    RGBColor(0x56, 0xb4, 0xe9),
+    BLACK,
+];
+const MARKS: [Mark; 4] = [Mark::Dot, Mark::Square, Mark::Triangle, Mark::Cross];
+
+/// How each name looks: its own way, or where two would look alike, all by their order.
+#[derive(Clone, Debug)]
+struct Looks(Vec<(String, RGBColor, Mark)>);
+
+impl Looks {
+    fn of(names: &[(&str, bool)]) -> Looks {
+        let own: Vec<_> = names.iter().map(|(name, _)| look(name)).collect();
+        let alike = (0..own.len()).any(|index| own[..index].contains(&own[index]));
+        let place =
+            |index: usize| (COLOURS[index % COLOURS.len()], MARKS[(index / COLOURS.len() + index) % MARKS.len()]);
+        let of = |(index, (name, _)): (usize, &(&str, bool))| {
+            let (color, mark) = if alike { place(index) } else { own[index] };
+            ((*name).to_owned(), color, mark)
+        };
+        Looks(names.iter().enumerate().map(of).collect())
+    }
+
+    fn get(&self, name: &str) -> (RGBColor, Mark) {
+        self.0.iter().find(|(known, ..)| known == name).map_or((BLACK, Mark::Cross), |&(_, color, mark)| (color, mark))
+    }
+}
+
 impl Figure {
     /// Writes it beside and then renames, as reports are.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
@@ -133,7 +171,7 @@ impl Figure {
 
     pub(crate) fn svg(&self) -> Result<String> {
         let names = self.names();
-        let legend = legend_lines(&names);
+        let (legend, looks) = (legend_lines(&names), Looks::of(&names));
         let height = HEAD + PANELS * self.rows.len() as u32 + LEGEND_LINE * (legend.len() as u32 + 1);
         let mut text = String::new();
         {
@@ -142,12 +180,12 @@ impl Figure {
             label(&root, &self.title, (WIDTH as i32 / 2, 14), (HPos::Center, VPos::Top), 22, &INK)?;
             label(&root, &self.subtitle, (WIDTH as i32 / 2, 40), (HPos::Center, VPos::Top), 14, &BORDER)?;
             for (number, row) in self.rows.iter().enumerate() {
-                self.row(&root, row, HEAD + PANELS * number as u32)?;
+                self.row(&root, row, &looks, HEAD + PANELS * number as u32)?;
             }
             let mut top = (HEAD + PANELS * self.rows.len() as u32 + LEGEND_LINE / 2) as i32;
             for line in legend {
                 for (left, name, chosen) in line {
-                    legend_entry(&root, (left, top), name, chosen)?;
+                    legend_entry(&root, (left, top), name, chosen, looks.get(name))?;
                 }
                 top += LEGEND_LINE as i32;
             }
@@ -168,7 +206,7 @@ impl Figure {
         names
     }
 
-    fn row(&self, root: &Area<'_>, row: &Row, top: u32) -> Result<()> {
+    fn row(&self, root: &Area<'_>, row: &Row, looks: &Looks, top: u32) -> Result<()> {
         label(root, &row.heading, (24, top as i32 + 2), (HPos::Left, VPos::Top), 16, &INK)?;
         let (_, rest) = root.split_vertically(top as i32 + 20);
         let (area, _) = rest.split_vertically(PANELS as i32 - 20);
@@ -176,8 +214,8 @@ impl Figure {
         let times = |us: f64, _: u64| us;
         let (name, factor) = self.bandwidth;
         let bandwidths = |us: f64, bytes: u64| bytes as f64 / (us * 1e3) * factor;
-        panel(&left, row, &Axis { name: "time of a call (µs)", logarithmic: true, of: &times })?;
-        panel(&right, row, &Axis { name, logarithmic: false, of: &bandwidths })
+        panel(&left, row, looks, &Axis { name: "time of a call (µs)", logarithmic: true, of: &times })?;
+        panel(&right, row, looks, &Axis { name, logarithmic: false, of: &bandwidths })
     }
 }
 
@@ -198,7 +236,7 @@ impl Axis<'_> {
     }
 }
 
-fn panel(area: &Area<'_>, row: &Row, axis: &Axis<'_>) -> Result<()> {
+fn panel(area: &Area<'_>, row: &Row, looks: &Looks, axis: &Axis<'_>) -> Result<()> {
     let shown = |series: &Series| -> Vec<(f64, f64)> {
         let points = series.points.iter().filter(|&&(bytes, us)| bytes > 0 && us > 0.0);
         points.map(|&(bytes, us)| ((bytes as f64).log2(), axis.place(us, bytes))).collect()
@@ -257,7 +295,7 @@ fn panel(area: &Area<'_>, row: &Row, axis: &Axis<'_>) -> Result<()> {
     }
     let (chosen, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|(series, _)| series.chosen);
     for (series, points) in chosen.into_iter().chain(others) {
-        let (color, mark) = look(&series.name);
+        let (color, mark) = looks.get(&series.name);
         let style = if series.chosen { color.mix(0.75).stroke_width(6) } else { color.stroke_width(2) };
         chart.draw_series(LineSeries::new(points.iter().copied(), style)).map_err(drawing)?;
         if series.chosen {
@@ -304,8 +342,13 @@ fn legend_lines<'a>(names: &[(&'a str, bool)]) -> Vec<Vec<(i32, &'a str, bool)>>
     lines
 }
 
-fn legend_entry(root: &Area<'_>, (left, top): (i32, i32), name: &str, chosen: bool) -> Result<()> {
-    let (color, mark) = look(name);
+fn legend_entry(
+    root: &Area<'_>,
+    (left, top): (i32, i32),
+    name: &str,
+    chosen: bool,
+    (color, mark): (RGBColor, Mark),
+) -> Result<()> {
     let style = if chosen { color.mix(0.75).stroke_width(6) } else { color.stroke_width(2) };
     root.draw(&PathElement::new([(left, top), (left + 34, top)], style)).map_err(drawing)?;
     let middle = (left + 17, top);

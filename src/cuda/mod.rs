@@ -51,6 +51,12 @@ pub fn images() -> &'static [&'static [u8]] {
     kernels::IMAGES
 }
 
+/// The kernels that `peersum p2p` and `peersum probe` measure links with, as a fatbin; the library uses none of them.
+#[doc(hidden)]
+pub fn probe_image() -> crate::Result<&'static [u8]> {
+    kernels::PROBE.ok_or_else(|| crate::Error::KernelsNotBuilt { reason: missing_kernels().into() })
+}
+
 /// Tells these kernels from those of other versions.
 pub(crate) fn kernels_digest() -> &'static str {
     kernels::DIGEST

@@ -18,8 +18,9 @@ use std::{
 use contract::Kernel;
 use peersum::DType;
 
-/// Kernels of `kernels/verify.cu`, which talk to no peer: the stack is all that they are held to.
-const HELPERS: [&str; 4] = ["peersum_fill_", "peersum_check_", "peersum_advance", "peersum_empty"];
+/// Kernels of `kernels/verify.cu`, which talk to no peer, and of `kernels/probe.cu`, which reduce nothing: the stack is all that
+/// they are held to.
+const HELPERS: [&str; 5] = ["peersum_fill_", "peersum_check_", "peersum_advance", "peersum_empty", "peersum_probe_"];
 
 /// The images that build.rs left, or why there are none.
 fn images() -> Result<Vec<PathBuf>, String> {

@@ -1,7 +1,7 @@
 //! `peersum doctor`: what makes all-reduce slow on a machine, or impossible, and what to do about it.
 //!
 //! [`topology`](crate::topology) reads the machine; [`links`], [`p2p`], [`system`] and [`settings`] look at it, and
-//! [`nccl_log`] at what NCCL printed. Each adds to an [`Outcome`]: findings, what could not be looked at, and what is
+//! [`nccl_log`] at what NCCL printed, and [`results`] at what a benchmark measured. Each adds to an [`Outcome`]: findings, what could not be looked at, and what is
 //! fine. Nothing here changes the machine; [`acs_fix`] writes files that would.
 
 mod acs_fix;
@@ -9,6 +9,7 @@ mod finding;
 mod links;
 mod nccl_log;
 mod p2p;
+mod results;
 mod settings;
 mod show;
 mod system;
@@ -21,13 +22,14 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 
 use crate::{
+    model::runs::Run,
     topo,
-    topology::{machine::Machine, nccl, read, source::Source},
+    topology::{lspci, machine::Machine, nccl, read, source::Source},
 };
 use finding::Outcome;
 use nccl_log::Log;
@@ -40,6 +42,19 @@ pub(crate) struct Arguments {
     /// Reads what a program with NCCL_DEBUG=INFO printed, too; - is standard input
     #[arg(long, value_name = "FILE")]
     nccl_log: Option<PathBuf>,
+
+    /// Reads what nccl-tests or `peersum perf` printed or wrote (text, JSON, CSV), too; can be given several times, as for one
+    /// node and for several
+    #[arg(long, value_name = "FILE")]
+    results: Vec<PathBuf>,
+
+    /// What one GPU of the results could send, one way, in GB/s, where they are not of this machine
+    #[arg(long, value_name = "GB/S", requires = "results")]
+    link: Option<f64>,
+
+    /// Reads what `lspci -vvv` printed as root, for the ACS of bridges that can't be read here
+    #[arg(long, value_name = "FILE")]
+    lspci: Option<PathBuf>,
 
     /// Writes a script that clears ACS redirection between the GPUs, and a systemd unit that runs it, to a folder;
     /// applies nothing
@@ -73,14 +88,26 @@ struct Report<'a> {
 /// at.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let source = topo::source(arguments.root.as_deref())?;
-    let machine = read::read(&*source);
+    let mut machine = read::read(&*source);
+    if let Some(file) = &arguments.lspci {
+        let text = topo::text(file)?;
+        lspci::fill(&mut machine, &text).with_context(|| format!("can't use {}", file.display()))?;
+    }
     if let Some(folder) = &arguments.write_acs_fix {
         let said = acs_fix::write(folder, &Redirected::of(&machine))?;
         io::stdout().lock().write_all(said.as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
     let log = arguments.nccl_log.as_deref().map(topo::text).transpose()?.map(|text| Log::parse(&text));
-    let outcome = examine(&*source, &machine, log.as_ref());
+    let mut runs = Vec::new();
+    for file in &arguments.results {
+        let text = topo::text(file)?;
+        runs.extend(Run::parse(&text).with_context(|| format!("can't use {}", file.display()))?);
+    }
+    if let Some(link) = arguments.link {
+        ensure!(link.is_finite() && link > 0.0, "--link {link}: that is no bandwidth");
+    }
+    let outcome = examine(&*source, &machine, log.as_ref(), &Benchmarks { runs: &runs, link: arguments.link });
     let mut out = io::stdout().lock();
     if arguments.json {
         let report = Report {
@@ -95,13 +122,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         serde_json::to_writer_pretty(&mut out, &report)?;
         writeln!(out)?;
     } else {
-        show::show(&mut out, &machine, log.as_ref(), &outcome)?;
+        show::show(&mut out, &machine, log.as_ref(), &runs, &outcome)?;
     }
     Ok(ExitCode::from(outcome.exit_code()))
 }
 
+/// What was measured elsewhere.
+#[derive(Clone, Copy, Default)]
+struct Benchmarks<'a> {
+    runs: &'a [Run],
+    /// GB/s that a GPU of theirs could send.
+    link: Option<f64>,
+}
+
 /// Looks at everything.
-fn examine(source: &dyn Source, machine: &Machine, log: Option<&Log>) -> Outcome {
+fn examine(source: &dyn Source, machine: &Machine, log: Option<&Log>, benchmarks: &Benchmarks) -> Outcome {
     let mut outcome = Outcome::default();
     let settings = Settings::of(source);
     // Checks say these themselves, and what they mean.
@@ -125,6 +160,7 @@ fn examine(source: &dyn Source, machine: &Machine, log: Option<&Log>) -> Outcome
         let level = nccl::level(machine, settings.get("NCCL_P2P_DISABLE"), settings.get("NCCL_P2P_LEVEL"));
         nccl_log::check(log, machine, level, &mut outcome);
     }
+    results::check(benchmarks.runs, machine, benchmarks.link, &mut outcome);
     outcome.sort();
     outcome
 }

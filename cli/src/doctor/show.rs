@@ -5,10 +5,17 @@ use std::io::{self, Write};
 use super::{
     finding::{Outcome, Weight},
     nccl_log::Log,
+    results,
 };
-use crate::topology::machine::Machine;
+use crate::{model::runs::Run, topology::machine::Machine};
 
-pub(super) fn show(out: &mut dyn Write, machine: &Machine, log: Option<&Log>, outcome: &Outcome) -> io::Result<()> {
+pub(super) fn show(
+    out: &mut dyn Write,
+    machine: &Machine,
+    log: Option<&Log>,
+    runs: &[Run],
+    outcome: &Outcome,
+) -> io::Result<()> {
     writeln!(out, "# peersum doctor {}", env!("CARGO_PKG_VERSION"))?;
     writeln!(
         out,
@@ -28,6 +35,7 @@ pub(super) fn show(out: &mut dyn Write, machine: &Machine, log: Option<&Log>, ou
     if let Some(log) = log {
         transports(out, log)?;
     }
+    runs.iter().try_for_each(|run| writeln!(out, "# Results: {}: {}", run.title(), results::figures(run)))?;
     for finding in &outcome.findings {
         writeln!(out, "\n[{}] {} ({})", finding.weight.name(), finding.title, finding.id)?;
         finding.evidence.iter().try_for_each(|line| writeln!(out, "  seen:   {line}"))?;

@@ -1,6 +1,6 @@
 //! What the doctor finds on the fixtures, and on fixtures with something wrong.
 
-use super::{examine, finding::Outcome};
+use super::{Benchmarks, examine, finding::Outcome};
 use crate::topology::{
     fixtures::{self, BRIDGES4, EPYC2X2, EPYC8, H200X8, LAPTOP, PCIE4, VM1},
     read,
@@ -10,7 +10,7 @@ use crate::topology::{
 fn examined(text: &str) -> Outcome {
     let folder = fixtures::unpack(text);
     let source = Folder::new(folder.path()).unwrap();
-    examine(&source, &read::read(&source), None)
+    examine(&source, &read::read(&source), None, &Benchmarks::default())
 }
 
 fn ids(outcome: &Outcome) -> Vec<&'static str> {
@@ -219,7 +219,7 @@ fn gpus_that_a_container_was_not_given_are_a_note() {
 fn nothing_to_look_at_is_code_2() {
     let folder = tempfile::tempdir().unwrap();
     let source = Folder::new(folder.path()).unwrap();
-    let outcome = examine(&source, &read::read(&source), None);
+    let outcome = examine(&source, &read::read(&source), None, &Benchmarks::default());
     assert_eq!(outcome.exit_code(), 2);
     assert!(format!("{:?}", outcome.unknown).contains("can't be read"), "{outcome:#?}");
 }

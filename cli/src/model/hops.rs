@@ -44,8 +44,30 @@ const PUSH_US: f64 = 0.6;
 const GB_PER_S: f64 = 343.6;
 
 impl Given {
+    /// What `peersum probe` wrote, or an object, or a TOML table, of the parameters alone.
     pub(crate) fn parse(text: &str) -> Result<Given> {
-        serde_json::from_str(text).context("the parameters are a JSON object of t0_us, L, R, A, F in us and B in GB/s")
+        /// The report of a measurement, as far as it is of use here.
+        #[derive(Deserialize)]
+        struct Probe {
+            schema: String,
+            schema_version: u32,
+            parameters: Given,
+        }
+        const FORM: &str = "the parameters are JSON or TOML: t0_us, L, R, A, F in us and B in GB/s, or what `peersum probe` \
+                            writes";
+        ensure!(!text.trim().is_empty(), "there is nothing in it: {FORM}");
+        let value: serde_json::Value = match text.trim_start().starts_with('{') {
+            true => serde_json::from_str(text).context(FORM)?,
+            false => toml::from_str(text).context(FORM)?,
+        };
+        if value.get("schema").is_none() {
+            return serde_json::from_value(value).context(FORM);
+        }
+        let probe: Probe = serde_json::from_value(value).context(FORM)?;
+        ensure!(probe.schema == "peersum-probe", "this is a report of {}, not of peersum-probe", probe.schema);
+        let version = probe.schema_version;
+        ensure!(version == 1, "the report has schema_version {version}, and 1 is what is read here");
+        Ok(probe.parameters)
     }
 
     /// This, and where it says nothing the other.

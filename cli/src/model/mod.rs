@@ -1,11 +1,15 @@
 //! `peersum model`: what all-reduce should take, and how far a measurement is from that.
 //!
 //! [`hops`] has this library's algorithms, by the hops on their critical path; [`collectives`] the α–β costs of others,
-//! in a node and between nodes. Both are pure; [`results`] reads what `peersum perf` measured.
+//! in a node and between nodes, and [`plan`] the best of them on a cluster that is on paper. All are pure. [`results`]
+//! reads what `peersum perf` measured, [`runs`] what other benchmarks did too, and [`fit`] fits α and β to it.
 
 pub(crate) mod collectives;
+pub(crate) mod fit;
 pub(crate) mod hops;
+mod plan;
 mod results;
+pub(crate) mod runs;
 
 use std::{
     io::{self, Write},
@@ -23,14 +27,17 @@ use crate::{
     topo,
 };
 use collectives::{AllReduce, AllToAll, Cluster, Network, crossover};
+use fit::{Fit, StepFit};
 use hops::{Given, Parameters, Way};
+use plan::Plan;
 use results::Results;
+use runs::Run;
 
 /// What `peersum model` is told.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Arguments {
     /// Ranks of a node
-    #[arg(short = 'g', long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=1024))]
+    #[arg(short = 'g', long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
 
     /// Sizes: bytes, or with a suffix K, M, G (powers of 1024); several with commas [default: 1K to 64M, times 4]
@@ -69,6 +76,32 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE.json", help_heading = "Hops")]
     results: Option<PathBuf>,
 
+    /// Fits alpha and beta to what nccl-tests or `peersum perf` printed or wrote (text, JSON, CSV), and says where that fails;
+    /// can be given several times
+    #[arg(long, value_name = "FILE", help_heading = "Alpha and beta", conflicts_with_all = ["results", "alpha", "plan"])]
+    fit: Vec<PathBuf>,
+
+    /// Plans for a cluster of --nodes nodes with --ranks GPUs each: which algorithm, how long, and what bounds it
+    #[arg(long, help_heading = "Alpha and beta", conflicts_with = "results")]
+    plan: bool,
+
+    /// NICs of a node [default: one for each GPU]
+    #[arg(long, value_name = "N", requires = "plan", help_heading = "Alpha and beta",
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    nics: Option<u32>,
+
+    /// What a NIC sends [default: 50, which is 400 Gb/s]
+    #[arg(long, value_name = "GB/S", requires = "plan", help_heading = "Alpha and beta")]
+    nic: Option<f64>,
+
+    /// us of a call that no step takes, such as its launch [default: 0]
+    #[arg(long, value_name = "US", requires = "plan", help_heading = "Alpha and beta")]
+    operation: Option<f64>,
+
+    /// us of each message beyond the first that a NIC sends in a step [default: 0.5]
+    #[arg(long, value_name = "US", requires = "plan", help_heading = "Alpha and beta")]
+    message: Option<f64>,
+
     /// Prints α–β costs instead, with this many us a step within a node
     #[arg(long, value_name = "US", requires = "beta", help_heading = "Alpha and beta")]
     alpha: Option<f64>,
@@ -78,16 +111,16 @@ pub(crate) struct Arguments {
     beta: Option<f64>,
 
     /// Nodes; more than one needs the two below
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "alpha", help_heading = "Alpha and beta",
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Alpha and beta",
         value_parser = clap::value_parser!(u32).range(1..=65536))]
     nodes: u32,
 
     /// us a step between nodes
-    #[arg(long, value_name = "US", requires = "beta_between", help_heading = "Alpha and beta")]
+    #[arg(long, value_name = "US", help_heading = "Alpha and beta")]
     alpha_between: Option<f64>,
 
     /// GB/s that a rank sends between nodes
-    #[arg(long, value_name = "GB/S", requires = "alpha_between", help_heading = "Alpha and beta")]
+    #[arg(long, value_name = "GB/S", help_heading = "Alpha and beta")]
     beta_between: Option<f64>,
 
     /// Prints everything as JSON
@@ -107,12 +140,24 @@ struct Table {
 enum Cell {
     Us(Option<f64>),
     Ratio(Option<f64>),
+    /// GB/s.
+    Rate(Option<f64>),
     Word(String),
 }
 
 /// Runs the subcommand.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let tables = if let (Some(alpha), Some(beta)) = (arguments.alpha, arguments.beta) {
+    let Arguments { ranks, nodes, .. } = *arguments;
+    ensure!(ranks > 1 || arguments.plan && nodes > 1, "--ranks {ranks}: one rank has nobody to sum with");
+    ensure!(
+        arguments.plan || nodes == 1 || arguments.alpha.is_some(),
+        "--nodes {nodes} has a meaning with --alpha and --beta, or --plan: the model of hops is of one node"
+    );
+    let tables = if !arguments.fit.is_empty() {
+        fitted(&arguments.fit)?
+    } else if arguments.plan {
+        vec![planned(arguments)?]
+    } else if let (Some(alpha), Some(beta)) = (arguments.alpha, arguments.beta) {
         ensure!(arguments.results.is_none(), "--results is held against the model of hops: leave --alpha out");
         alpha_beta(arguments, network(alpha, beta)?)?
     } else {
@@ -157,6 +202,168 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         tables.iter().try_for_each(|table| table.print(&mut out))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// α and β of what was measured, and each time beside theirs.
+fn fitted(files: &[PathBuf]) -> Result<Vec<Table>> {
+    let mut runs = Vec::new();
+    for file in files {
+        let text = topo::text(file)?;
+        runs.extend(Run::parse(&text).with_context(|| format!("can't use {}", file.display()))?);
+    }
+    let mut tables = Vec::new();
+    let mut why_not = Vec::new();
+    for run in &runs {
+        match Fit::of(run) {
+            Ok(fit) => tables.push(fit_table(run, &fit)),
+            Err(error) => why_not.push(format!("Not fitted: {}: {error}", run.title())),
+        }
+    }
+    ensure!(!tables.is_empty(), "{}", why_not.join("; "));
+    if let Some(note) = steps_note(&runs) {
+        tables[0].notes.push(note);
+    }
+    tables[0].notes.extend(why_not);
+    Ok(tables)
+}
+
+fn fit_table(run: &Run, fit: &Fit) -> Table {
+    let rows = run.points.iter().map(|point| {
+        let predicted = fit.us(point.bytes);
+        let ratio = point.us / predicted;
+        let verdict = match ratio {
+            ratio if ratio > 1.0 + fit::FAILS => "slower",
+            ratio if ratio < 1.0 - fit::FAILS => "faster",
+            _ => "",
+        };
+        let bus = |us: f64| Cell::Rate(Some(fit.factor * point.bytes as f64 / (us * 1e3)));
+        let cells = vec![
+            Cell::Us(Some(point.us)),
+            Cell::Us(Some(predicted)),
+            Cell::Ratio(Some(ratio)),
+            bus(point.us),
+            bus(predicted),
+            Cell::Word(verdict.into()),
+        ];
+        (Size(point.bytes).to_string(), point.bytes, cells)
+    });
+    let failures = fit.failures(run);
+    let mut notes = vec![format!(
+        "Half of the time is alpha at {:.0} bytes: below, messages are bound by it, above by bytes",
+        fit.half_bytes()
+    )];
+    for failure in &failures {
+        let range = match failure.from == failure.to {
+            true => format!("at {}", Size(failure.from)),
+            false => format!("from {} to {}", Size(failure.from), Size(failure.to)),
+        };
+        let why = match failure.worst > 1.0 {
+            true => {
+                "another protocol or algorithm is taken there, caches no longer hold the message, or it was disturbed"
+            }
+            false => "another protocol or algorithm is taken there, or the message stays in a cache",
+        };
+        notes.push(format!("The model fails {range}: measured is {:.2} of it: {why}", failure.worst));
+    }
+    if failures.is_empty() {
+        notes.push("The model holds at every size to a quarter".into());
+    }
+    Table {
+        title: format!("{}: alpha {:.2} us, beta {:.1} GB/s of bus bandwidth", run.title(), fit.alpha_us, fit.gb_per_s),
+        columns: ["measured", "predicted", "ratio", "busbw", "predicted busbw", "off"].map(Into::into).into(),
+        rows: rows.collect(),
+        notes,
+    }
+}
+
+/// What several numbers of ranks say of NCCL's steps, which are those of a ring.
+fn steps_note(runs: &[Run]) -> Option<String> {
+    let of_nccl = |run: &&Run| {
+        let all_reduce = run.collective.as_deref().is_none_or(|name| name == "all_reduce");
+        all_reduce && (run.tool.starts_with("nccl-tests") || run.label.split(' ').any(|word| word == "nccl"))
+    };
+    let runs: Vec<_> = runs.iter().filter(of_nccl).collect();
+    let fit = StepFit::of(&runs, |ranks| 2.0 * (f64::from(ranks) - 1.0))?;
+    Some(format!(
+        "Taken as a ring's, runs of several numbers of ranks give {:.2} us a call, {:.2} us a step, and {:.1} GB/s",
+        fit.operation_us, fit.step_us, fit.gb_per_s
+    ))
+}
+
+/// The best algorithm on a cluster, size by size.
+fn planned(arguments: &Arguments) -> Result<Table> {
+    let Arguments { ranks, nodes, .. } = *arguments;
+    let mut assumed = Vec::new();
+    let mut take = |given: Option<f64>, otherwise: f64, what: &str| {
+        given.unwrap_or_else(|| {
+            assumed.push(format!("{what} {otherwise}"));
+            otherwise
+        })
+    };
+    let within = network(take(arguments.alpha, 2.0, "alpha"), take(arguments.beta, 350.0, "beta"))?;
+    let between = |take: &mut dyn FnMut(Option<f64>, f64, &str) -> f64| -> Result<(f64, u32, f64, f64)> {
+        let nics = arguments.nics.unwrap_or(ranks);
+        // What a rank sends between nodes is another way to say what the NICs do.
+        let of_rank = arguments.beta_between.map(|rate| rate * f64::from(ranks) / f64::from(nics));
+        ensure!(of_rank.is_none() || arguments.nic.is_none(), "--beta-between and --nic say the same: give one");
+        let rate = take(arguments.nic.or(of_rank), 50.0, "a NIC's GB/s");
+        Ok((
+            take(arguments.alpha_between, 15.0, "alpha between nodes"),
+            nics,
+            rate,
+            take(arguments.message, 0.5, "us a further message"),
+        ))
+    };
+    let (between_us, nics, nic_gb_per_s, message_us) = if nodes > 1 { between(&mut take)? } else { (0.0, 1, 1.0, 0.0) };
+    network(between_us, nic_gb_per_s)?;
+    let operation_us = take(arguments.operation, 0.0, "operation");
+    for time in [message_us, operation_us] {
+        ensure!(time.is_finite() && time >= 0.0, "{time} us is no time");
+    }
+    let plan = Plan { nodes, ranks, operation_us, within, between_us, nics, nic_gb_per_s, message_us };
+    let row = |bytes: u64| {
+        let schemes = plan.schemes(bytes as f64);
+        let cell = |place: usize| schemes.get(place).map(|(scheme, spent)| (scheme.name(), spent.us()));
+        let spent = schemes.first().map(|(_, spent)| *spent).unwrap_or_default();
+        let percent = |part: f64| Cell::Word(format!("{:.0}%", 100.0 * part / spent.us()));
+        let cells = vec![
+            Cell::Word(cell(0).map_or("", |(name, _)| name).into()),
+            Cell::Us(cell(0).map(|(_, us)| us)),
+            Cell::Rate(cell(0).map(|(_, us)| plan.bus(bytes as f64, us))),
+            Cell::Word(spent.bound().into()),
+            percent(spent.operation + spent.steps_within + spent.steps_between),
+            percent(spent.bytes_within),
+            percent(spent.bytes_between),
+            Cell::Word(cell(1).map_or("", |(name, _)| name).into()),
+            Cell::Us(cell(1).map(|(_, us)| us)),
+        ];
+        (Size(bytes).to_string(), bytes, cells)
+    };
+    let mut notes = Vec::new();
+    if !assumed.is_empty() {
+        notes.push(format!("Assumed, since not given: {}", assumed.join(", ")));
+    }
+    if nodes > 1 {
+        notes.push(format!("{nics} NICs of {nic_gb_per_s} GB/s a node, {between_us} us a step between nodes"));
+    }
+    notes.push(
+        "A plan on paper: no contention in the network's core, no stragglers, and links that are never shared".into(),
+    );
+    let columns =
+        ["best", "time", "busbw", "bound by", "steps", "bytes in node", "bytes between", "next best", "its time"];
+    Ok(Table {
+        title: format!(
+            "All-reduce, {nodes} node{} of {ranks} ranks ({} in all): alpha {} us, beta {} GB/s in a node, {operation_us} us \
+             an operation",
+            if nodes == 1 { "" } else { "s" },
+            u64::from(nodes) * u64::from(ranks),
+            within.alpha_us,
+            within.gb_per_s
+        ),
+        columns: columns.map(Into::into).into(),
+        rows: sizes(arguments).into_iter().map(row).collect(),
+        notes,
+    })
 }
 
 fn network(alpha_us: f64, gb_per_s: f64) -> Result<Network> {
@@ -316,7 +523,8 @@ impl Table {
             Cell::Us(Some(us)) if *us < 1000.0 => format!("{us:.2}"),
             Cell::Us(Some(us)) => format!("{us:.0}"),
             Cell::Ratio(Some(ratio)) => format!("{ratio:.2}"),
-            Cell::Us(None) | Cell::Ratio(None) => "-".into(),
+            Cell::Rate(Some(rate)) => format!("{rate:.2}"),
+            Cell::Us(None) | Cell::Ratio(None) | Cell::Rate(None) => "-".into(),
             Cell::Word(word) => word.clone(),
         };
         let widths: Vec<_> = (0..self.columns.len())
@@ -339,13 +547,17 @@ impl Table {
 
     fn json(&self) -> Value {
         let value = |cell: &Cell| match cell {
-            Cell::Us(figure) | Cell::Ratio(figure) => json!(figure),
+            Cell::Us(figure) | Cell::Ratio(figure) | Cell::Rate(figure) => json!(figure),
             Cell::Word(word) => json!(word),
         };
         let rows = self.rows.iter().map(|(_, bytes, cells)| {
             let mut row = serde_json::Map::from_iter([("bytes".to_owned(), json!(bytes))]);
             for (name, cell) in self.columns.iter().zip(cells) {
-                let unit = if matches!(cell, Cell::Us(_)) { "_us" } else { "" };
+                let unit = match cell {
+                    Cell::Us(_) => "_us",
+                    Cell::Rate(_) => "_gb_per_s",
+                    Cell::Ratio(_) | Cell::Word(_) => "",
+                };
                 row.insert(name.replace([' ', '-'], "_") + unit, value(cell));
             }
             Value::Object(row)

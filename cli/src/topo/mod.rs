@@ -48,22 +48,25 @@ pub(crate) struct Arguments {
 const LONGEST: u64 = 64 << 20;
 
 /// What is shown.
-struct Seen {
-    matrix: Matrix,
+pub(crate) struct Seen {
+    pub(crate) matrix: Matrix,
     /// What else is known; nothing where a matrix is all that there is.
-    machine: Option<Machine>,
-    sources: Vec<String>,
-    unseen: Vec<String>,
+    pub(crate) machine: Option<Machine>,
+    pub(crate) sources: Vec<String>,
+    pub(crate) unseen: Vec<String>,
+}
+
+/// What a file has, a folder that looks like a machine, or this one.
+pub(crate) fn look(from: Option<&Path>, root: Option<&Path>) -> Result<Seen> {
+    match from {
+        Some(file) => of_text(&text(file)?).with_context(|| format!("can't read the topology in {}", file.display())),
+        None => of_machine(read::read(&*source(root)?)),
+    }
 }
 
 /// Runs the subcommand. An error is returned where nothing could be read.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let seen = match &arguments.from {
-        Some(file) => {
-            of_text(&text(file)?).with_context(|| format!("can't read the topology in {}", file.display()))?
-        }
-        None => of_machine(read::read(&*source(arguments.root.as_deref())?))?,
-    };
+    let seen = look(arguments.from.as_deref(), arguments.root.as_deref())?;
     if let Some(file) = &arguments.nccl_xml {
         let Some(machine) = &seen.machine else {
             bail!("a matrix doesn't say where the devices are in the PCI tree, which NCCL's file is about");

@@ -49,6 +49,16 @@ impl Control {
     pub(crate) fn redirects(self) -> bool {
         self.0 & (REQUEST_REDIRECT | COMPLETION_REDIRECT) != 0
     }
+
+    /// Whether it has both bits that redirect.
+    pub(crate) fn has_redirects(self) -> bool {
+        self.0 & (REQUEST_REDIRECT | COMPLETION_REDIRECT) == REQUEST_REDIRECT | COMPLETION_REDIRECT
+    }
+
+    /// The bit that lspci calls so.
+    pub(crate) fn bit(name: &str) -> Option<u16> {
+        NAMES.iter().find(|(_, known)| *known == name).map(|(bit, _)| *bit)
+    }
 }
 
 impl fmt::Display for Control {

@@ -2,7 +2,7 @@
 //!
 //! [`source`] is where everything is read from: this machine, or a folder that looks like it. [`nvml`] has what NVML
 //! answers, as data. [`machine`] is the model, and [`read`] makes it of a source; [`acs`] finds a bridge's ACS control.
-//! [`matrix`] says how each pair is connected, in the terms of `nvidia-smi topo -m`; [`smi`] reads that command's text,
+//! [`lspci`] reads that from lspci's text. [`matrix`] says how each pair is connected, in the terms of `nvidia-smi topo -m`; [`smi`] reads that command's text,
 //! and [`xml`] reads and writes NCCL's topology files. [`nccl`] has NCCL's own rule for P2P.
 //!
 //! What could not be seen is `None`, with the reason in [`Machine::unseen`](machine::Machine::unseen): it is never
@@ -13,6 +13,7 @@ pub(crate) mod address;
 #[cfg(test)]
 #[path = "../../tests/fixtures/mod.rs"]
 pub(crate) mod fixtures;
+pub(crate) mod lspci;
 pub(crate) mod machine;
 pub(crate) mod matrix;
 pub(crate) mod nccl;
