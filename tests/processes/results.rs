@@ -24,6 +24,30 @@ fn a_thousand_calls_of_four_processes_are_right_and_their_epochs_stay_equal() {
     assert!(ranks.into_iter().all(Rank::end));
 }
 
+/// Field case A09 (vllm-project/vllm#27858, #29389, #30407): a flag of plain bytes came before the data that it was for, above
+/// all on ARM. All of it takes `--ignored`.
+#[test]
+fn who_sees_the_flag_sees_the_data() {
+    message_passing(1_000_000);
+}
+
+#[test]
+#[ignore = "takes a minute: 10 million rounds"]
+fn who_sees_the_flag_sees_the_data_ten_million_times() {
+    message_passing(10_000_000);
+}
+
+fn message_passing(rounds: usize) {
+    let mut ranks = Rank::job(2);
+    all_do(&mut ranks, "meet");
+    let started = std::time::Instant::now();
+    ranks.iter_mut().for_each(|rank| rank.tell(&format!("litmus rounds={rounds}")));
+    for rank in &mut ranks {
+        assert_eq!(rank.answer_within(std::time::Duration::from_secs(600)).as_deref(), Some("done"));
+    }
+    eprintln!("{rounds} rounds took {:?}", started.elapsed());
+}
+
 /// Whether it was tested or not, and where the epochs wrap.
 #[test]
 fn groups_begin_at_their_first_epoch_and_are_right_from_there_on() {

@@ -97,7 +97,7 @@ pub(crate) struct Arguments {
     #[arg(short = 'J', long = "output_file", value_name = "FILE.json")]
     pub(crate) output_file: Option<PathBuf>,
 
-    /// Ranks [default: all GPUs; on the host one per core, 2 to 8]
+    /// Ranks [default: all GPUs; on the host one per core, 2 to 8]. Of processes, each is one
     #[arg(short = 'g', long = "ngpus", value_name = "N", help_heading = "Ranks")]
     pub(crate) ranks: Option<usize>,
 
@@ -105,9 +105,14 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Ranks")]
     pub(crate) devices: Vec<usize>,
 
-    /// Where ranks are: GPUs, threads of the CPU, or GPUs if there are any
+    /// Where ranks are: GPUs, the CPU, or GPUs if there are any
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Ranks")]
     pub(crate) backend: BackendChoice,
+
+    /// What ranks are: threads of this process, or processes, of which a launcher has started this as one (`peersum launch`,
+    /// torchrun, mpirun, srun); or processes if it has started several
+    #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Ranks")]
+    pub(crate) ranks_are: RanksAre,
 
     /// Seconds that a rank waits for its peers before the run fails, saying for whom [default: 10, with NCCL 30]
     #[arg(short = 'T', long = "timeout", value_name = "S", help_heading = "Library")]
@@ -166,6 +171,13 @@ pub(crate) enum BackendChoice {
     Auto,
     Host,
     Cuda,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RanksAre {
+    Auto,
+    Threads,
+    Processes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

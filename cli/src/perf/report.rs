@@ -26,6 +26,7 @@ use crate::{
         rank::{Call, Schedule},
         run::Outcome,
         statistics::{Combine, Spread},
+        team::Running,
         verify::FirstWrong,
     },
     sizes::Step,
@@ -62,6 +63,9 @@ struct ConfigRecord {
     /// Why the ranks are not GPUs, unless the host was asked for.
     instead_of_gpus: Option<String>,
     world_size: usize,
+    /// Whether they are threads of one process, or processes.
+    ranks_are: Running,
+    /// The one that tells.
     process_id: u32,
     ranks: Vec<RankRecord>,
     min_bytes: u64,
@@ -167,15 +171,22 @@ pub(crate) struct TableRecord {
     pub(crate) wrong_tests: Option<usize>,
 }
 
+/// What ranks are.
+pub(crate) struct Ranks<'a> {
+    pub(crate) backend: Backend,
+    pub(crate) running: Running,
+    pub(crate) devices: &'a [Device],
+}
+
 impl Report {
     pub(crate) fn new(
         config: &Config,
-        backend: Backend,
+        ranks: &Ranks<'_>,
         instead_of_gpus: Option<String>,
-        devices: &[Device],
         machine: Machine,
         nccl: Result<String, String>,
     ) -> Self {
+        let Ranks { backend, running, devices } = *ranks;
         let (step_factor, step_bytes) = match config.sweep.step {
             Step::Factor(factor) => (Some(factor), None),
             Step::Bytes(bytes) => (None, Some(bytes)),
@@ -193,6 +204,7 @@ impl Report {
                 backend,
                 instead_of_gpus,
                 world_size: devices.len(),
+                ranks_are: running,
                 process_id: std::process::id(),
                 ranks: devices.iter().cloned().enumerate().map(|(rank, device)| RankRecord { rank, device }).collect(),
                 min_bytes: config.sweep.min_bytes,
@@ -450,8 +462,9 @@ mod tests {
             multiprocessors: 132,
             memory_bytes: 1 << 37,
         };
-        let device = Device { ordinal: 0, pci: Some("0000:1b:00".into()), core: None, name };
-        Report::new(&config, Backend::Cuda, None, &[device], Machine::here(None, vec![gpu]), Ok("2.30".into()))
+        let device = Device { ordinal: 0, pci: Some("0000:1b:00".into()), core: None, name, process_id: 1234 };
+        let ranks = Ranks { backend: Backend::Cuda, running: Running::Processes, devices: &[device] };
+        Report::new(&config, &ranks, None, Machine::here(None, vec![gpu]), Ok("2.30".into()))
     }
 
     #[test]
@@ -462,6 +475,8 @@ mod tests {
         }
         assert_eq!((&json["schema"], &json["schema_version"]), (&"peersum-perf".into(), &1.into()));
         assert_eq!(json["config"]["overlap"], "early");
+        assert_eq!(json["config"]["ranks_are"], "processes");
+        assert_eq!(json["config"]["ranks"][0]["process_id"], 1234);
     }
 
     #[test]

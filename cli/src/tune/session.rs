@@ -25,6 +25,7 @@ use crate::{
         group::Group,
         rank::{Call, Rank, Schedule},
         run::{self, Job},
+        team::Team,
     },
     output::Output,
     sizes::Size,
@@ -204,7 +205,7 @@ impl<'a, G: Group> Session<'a, G> {
         let geometry = Geometry::new::<T>(largest, 0);
         let homes = config.homes();
         let mut ranks = self.group.ranks::<T>(&geometry, &homes)?;
-        run::fill(&mut ranks, &geometry, &homes)?;
+        run::fill(&mut ranks, &Team::Threads, &geometry, &homes)?;
         for (count, lineup) in lineups {
             let mut size = SizeRecord {
                 dtype: T::DTYPE.to_string(),
@@ -286,7 +287,7 @@ fn measure<T: Datum, R: Rank<T>>(
         Job { call: *call, schedule, rounds: effort.rounds, geometry, checks, checked_by_ranks: true, fault: None };
     let in_place = call.placement == Placement::InPlace;
     let mut missing = Vec::new();
-    let outcomes = run::measure(ranks, &job, candidates)?;
+    let outcomes = run::measure(ranks, &Team::Threads, &job, candidates)?;
     let measured = candidates
         .iter()
         .zip(outcomes)
