@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The whole run on a machine with GPUs, correctness first: the tests, compute-sanitizer, the latency of every size, the tuning,
-# and what it chooses beside NCCL. Nothing else may use the GPUs meanwhile: ranks wait for each other on them.
+# The whole run on a machine with GPUs, correctness first: the tests, by threads and by processes, compute-sanitizer; then what
+# the machine is, its links and hops; the latency of every size, the tuning, and what it chooses beside NCCL.
+# Nothing else may use the GPUs meanwhile: ranks wait for each other on them.
 # usage: gpu.sh RESULTS [CALLS]       (beside the binaries of ci/gpu-pack.sh; CALLS with new data each, default 1000)
 # NCCL is that of the folder nccl beside this script, if there is one, or the system's.
 set -uo pipefail
@@ -38,7 +39,8 @@ if command -v nvidia-cuda-mps-control > /dev/null; then # several processes on a
   CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) CUDA_MPS_LOG_DIRECTORY=$(mktemp -d)
   export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
   nvidia-cuda-mps-control -d && sleep 1
-  job tests_processes 120 "$here/cuda_tests" --test-threads=1 processes::
+  PEERSUM_TEST_KILLS=40 job tests_processes 120 "$here/cuda_tests" --test-threads=1 processes:: --skip the_tests_of_threads
+  PEERSUM_TEST_CALLS=20 job tests_by_processes 150 "$here/cuda_tests" --test-threads=1 --nocapture processes::the_tests_of_threads
   echo quit | timeout 10 nvidia-cuda-mps-control
   unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 fi
@@ -57,6 +59,13 @@ devices_of() { # RANKS: a device for each, an equal share of the ranks on each d
   local ranks=$1 rank
   for ((rank = 0; rank < ranks; rank++)); do echo $((rank * (devices < ranks ? devices : ranks) / ranks)); done | paste -sd,
 }
+
+job topo 20 "$here/peersum" topo --html "$results/topo.html"
+timeout 20 "$here/peersum" doctor > "$results/doctor.txt" 2>&1 # whose findings are no failure of this run
+timeout 20 "$here/peersum" topo --json > "$results/topo.json"
+pair=$(devices_of 2)
+job p2p 120 "$here/peersum" p2p --devices "$( ((devices > 1)) && seq -s, 0 $((devices - 1)) || echo 0,0)"
+job probe 60 "$here/peersum" probe --devices "$pair" -o "$results/probe.json"
 
 : > "$results/perf.txt"
 for ranks in 2 4 8; do

@@ -104,11 +104,15 @@ fn job_of(world: usize) -> (String, Vec<Process>) {
 }
 
 fn member(secret: &str, rank: usize, world: usize) -> Process {
-    Process::start(&[
+    Process::start(&variables(secret, rank, world))
+}
+
+fn variables(secret: &str, rank: usize, world: usize) -> Vec<(&'static str, String)> {
+    vec![
         ("PEERSUM_RANK", rank.to_string()),
         ("PEERSUM_WORLD_SIZE", world.to_string()),
         ("PEERSUM_SECRET", secret.to_owned()),
-    ])
+    ]
 }
 
 #[track_caller]
@@ -158,6 +162,8 @@ impl Obeying {
         let how: Vec<_> = how.split(' ').collect();
         let mut options = harness::options().nccl(if how[0] == "nccl" { Nccl::Tabled } else { Nccl::Off });
         options.nccl_library = std::env::var_os("PEERSUM_TEST_NCCL").map(Into::into);
+        // SAFETY: it takes the context away from this thread, as a caller's may be without one.
+        unsafe { sys::cuCtxSetCurrent(std::ptr::null_mut()) }.result().unwrap();
         let communicator = match how[1..] {
             [about, lie] => {
                 let lies = [Lie::NoAccess, Lie::Refused, Lie::Mirror, Lie::StaleLines];
@@ -166,6 +172,10 @@ impl Obeying {
             }
             _ => Communicator::meet(&meeting, device, &options),
         };
+        let mut current = std::ptr::null_mut();
+        // SAFETY: `current` is a place for the answer.
+        unsafe { sys::cuCtxGetCurrent(&mut current) }.result().unwrap();
+        assert!(current.is_null(), "the caller's context is another than before");
         let communicator = communicator.map_err(|error| words(&error))?;
         let stream = harness::stream(device, 0);
         self.rank = Some(Rank {
@@ -375,6 +385,34 @@ fn a_rank_that_left_is_named_at_the_next_call() {
         let answer = process.answer();
         assert!(answer.starts_with("PeerLeft") && answer.contains("peer: 1 }"), "{answer}");
     }
+}
+
+/// Ranks know devices by their UUIDs, so each process may be shown them in an order, and by names, of its own.
+#[test]
+fn processes_that_are_shown_devices_otherwise_meet() {
+    let Some(_devices) = devices() else { return };
+    let uuids: Vec<_> = (0..cuda_devices() as i32).map(uuid).collect();
+    let mut shown = vec![(0..uuids.len()).map(|ordinal| ordinal.to_string()).collect::<Vec<_>>(), uuids.clone()];
+    shown.extend(shown.clone().into_iter().map(|names| names.into_iter().rev().collect()));
+    let secret = job_of(0).0;
+    let start = |(rank, shown): (usize, &Vec<String>)| {
+        let mut variables = variables(&secret, rank, 4);
+        variables.push(("CUDA_VISIBLE_DEVICES", shown.join(",")));
+        Process::start(&variables)
+    };
+    let mut processes: Vec<_> = shown.iter().enumerate().map(start).collect();
+    all_do(&mut processes, "meet off");
+    all_do(&mut processes, "reduce 30");
+    assert!(processes.into_iter().all(Process::end));
+}
+
+/// As `CUDA_VISIBLE_DEVICES` takes it.
+fn uuid(ordinal: i32) -> String {
+    let mut uuid = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: the device is one of those that were counted, and `uuid` a place for the answer.
+    unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, ordinal) }.result().unwrap();
+    let hex: String = uuid.bytes.iter().map(|&byte| format!("{:02x}", byte as u8)).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
 /// What all answer.
