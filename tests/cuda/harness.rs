@@ -125,6 +125,11 @@ struct Part {
     job: String,
 }
 
+/// Whether this process is one of several that run the tests.
+pub fn is_a_part() -> bool {
+    Part::of_this_process().is_some()
+}
+
 impl Part {
     fn of_this_process() -> Option<Part> {
         let rank = std::env::var("PEERSUM_TEST_PART").ok()?.parse().expect("a rank");
