@@ -10,7 +10,7 @@ export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
   -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions"
 cargo build --release --target "$host"
-for parsers in messages topologies; do
+for parsers in messages topologies results; do
   # What is found goes to the first folder, so not to the seeds.
   found=$(mktemp -d)
   seeds=$(find "seeds/$parsers" -maxdepth 0 2>/dev/null || true)

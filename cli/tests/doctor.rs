@@ -35,6 +35,7 @@ fn the_exit_code_says_whether_anything_was_found_or_could_not_be_looked_at() {
         (fixtures::BRIDGES4, 1),
         (fixtures::LAPTOP, 2),
         (fixtures::VM1, 2),
+        (fixtures::MIG2, 1),
     ] {
         for flags in [&[][..], &["--json"]] {
             let output = doctor(fixture, flags);
@@ -142,6 +143,119 @@ fn the_fix_is_written_clears_only_redirection_and_replaces_nothing() {
     assert_eq!(none.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&none.stderr).contains("there is nothing to write"));
     assert!(!folder.path().join("none").exists());
+}
+
+/// Text as nccl-tests prints it, of 8 ranks on so many hosts; each row is a size, its time, and its bus bandwidth.
+fn results(hosts: usize, rows: &[(u64, f64, f64)]) -> String {
+    let mut text = String::from("# nccl-tests version 2.19.6\n# Collective test starting: all_reduce_perf\n");
+    for rank in 0..8 * hosts {
+        let host = rank / 8;
+        text += &format!(
+            "#  Rank {rank:2} Group  0 Pid  1{rank} on secret-host{host} device {} [0000:18:00] NVIDIA H200\n",
+            rank % 8
+        );
+    }
+    text += "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong\n";
+    for (bytes, us, bus) in rows {
+        let half = format!("{us:.2} 1.0 {bus:.2} 0");
+        text += &format!("{bytes} {} float sum -1 {half} {half}\n", bytes / 4);
+    }
+    text + "# Out of bounds values : 0 OK\n"
+}
+
+#[test]
+fn results_of_a_benchmark_are_held_against_the_machine() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let good = file("good", &results(1, &[(1024, 24.0, 0.1), (1 << 29, 2400.0, 391.0)]));
+    let fine = doctor(fixtures::H200X8, &["--results", &good]);
+    assert_eq!(fine.status.code(), Some(0), "{}", stdout(&fine));
+    assert!(stdout(&fine).contains(
+        "# Results: nccl-tests 2.19.6, all_reduce, 8 ranks, 1 node: 1K 24.00 us, at best 391.0 GB/s at 512M"
+    ));
+    let slow = file("slow", &results(1, &[(1024, 180.0, 0.1), (1 << 29, 40_000.0, 23.5)]));
+    let bad = doctor(fixtures::H200X8, &["--results", &slow]);
+    assert_eq!(bad.status.code(), Some(1));
+    let text = stdout(&bad);
+    for part in
+        ["(results-long-slow)", "512M: 23.5 GB/s of bus bandwidth, of 478", "(results-short-slow)", "1K: 180.00 us"]
+    {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    let two = file("two", &results(2, &[(1024, 60.0, 0.1), (1 << 29, 400_000.0, 2.4)]));
+    let text = stdout(&doctor(fixtures::H200X8, &["--results", &good, "--results", &two]));
+    assert!(text.contains("2 nodes come to 2.4 GB/s, which is what TCP carries"), "{text}");
+    assert!(text.contains("within a node 391.0 GB/s, so 2 nodes have 1 % of that"), "{text}");
+    assert!(!text.contains("secret-host"), "{text}");
+    let nothing = doctor(fixtures::H200X8, &["--results", &file("nothing", "hello\n")]);
+    assert_eq!(nothing.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&nothing.stderr).contains("there is no measurement in it"));
+}
+
+/// Field case A13 (NVIDIA/nccl#2079, #606): of the bridges that lspci shows, those on the way that redirect are named.
+#[test]
+fn lspci_tells_what_can_not_be_read_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("lspci");
+    let bridge = |address: &str, control: &str| {
+        format!("{address} PCI bridge: A bridge\n\tCapabilities: [100 v1] Advanced Error Reporting\n{control}\n")
+    };
+    let control = |bits: &str| format!("\t\tACSCtl:\t{bits} UpstreamFwd- EgressCtrl- DirectTrans-\n");
+    let redirects = control("SrcValid+ TransBlk- ReqRedir+ CmpltRedir+");
+    let valid = control("SrcValid+ TransBlk- ReqRedir- CmpltRedir-");
+    let none = control("SrcValid- TransBlk- ReqRedir- CmpltRedir-");
+    let ports = ["18:00.0", "18:04.0", "18:08.0", "18:0c.0", "18:10.0"];
+    let unreadable = fixtures::PCIE4.replace("acs=0x00", "acs=unreadable");
+    let examined = |text: String| {
+        fs::write(&file, text).unwrap();
+        doctor(&unreadable, &["--lspci", file.to_str().unwrap()])
+    };
+    let mixed = [&redirects, &valid, &none, &String::new(), &none];
+    // A bridge that is on no GPU's way redirects too, and is not named.
+    let text = ports.iter().zip(mixed).map(|(port, control)| bridge(port, control)).collect::<String>()
+        + &bridge("ff:01.0", &redirects);
+    let output = examined(text);
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    assert!(stdout(&output).contains("ACS redirects P2P at 1 PCIe bridge"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("0000:18:00.0 ACSCtl: SrcValid+") && !stdout(&output).contains("ff:01.0"));
+    let denied =
+        ports.iter().map(|port| format!("{port} PCI bridge: A bridge\n\tCapabilities: <access denied>\n")).collect();
+    let output = examined(denied);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stdout(&output).contains("lspci was not run as root"), "{}", stdout(&output));
+    let clean = ports.iter().map(|port| bridge(port, &none)).collect();
+    assert_eq!(examined(clean).status.code(), Some(0));
+    let elsewhere = examined(bridge("00:1c.0", &none));
+    assert!(String::from_utf8_lossy(&elsewhere.stderr).contains("none of the bridges in it is one of this machine's"));
+}
+
+/// Field case A12 (pytorch/pytorch#84803, NVIDIA/nccl#257): translating, passing through, off, and not to be read each
+/// have their word, and their exit code.
+#[test]
+fn each_mode_of_the_iommu_has_its_word() {
+    let of = |text: &str| {
+        let output = doctor(text, &[]);
+        (stdout(&output), output.status.code())
+    };
+    let (text, code) = of(&fixtures::PCIE4.replace("iommu identity", "iommu DMA-FQ"));
+    assert!(
+        text.contains("(iommu-translating)") && text.contains("P2P over PCIe is suspect") && code == Some(1),
+        "{text}"
+    );
+    let (text, code) = of(fixtures::PCIE4);
+    assert!(text.contains("IOMMU: on, passing addresses through") && code == Some(0), "{text}");
+    let off = fixtures::PCIE4
+        .lines()
+        .filter(|line| !line.starts_with("iommu"))
+        .map(|line| line.split(' ').filter(|word| !word.starts_with("group=")).collect::<Vec<_>>().join(" ") + "\n");
+    let (text, code) = of(&off.collect::<String>());
+    assert!(text.contains("IOMMU: off") && code == Some(0), "{text}");
+    let (text, code) = of(&fixtures::PCIE4.replace("iommu identity", "iommu something-new"));
+    assert!(text.contains("the IOMMU: whether it translates") && code == Some(2), "{text}");
 }
 
 #[test]

@@ -111,3 +111,72 @@ fn what_can_not_be_is_said() {
         assert!(String::from_utf8_lossy(&output.stderr).contains(why), "{flags}: {output:?}");
     }
 }
+
+#[test]
+fn measurements_are_fitted_and_where_the_model_fails_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("results.csv");
+    let mut text = String::from("algorithm,ranks,bytes,time_us\n");
+    for shift in 10..28 {
+        let bytes = 1u64 << shift;
+        // Four times slower at one size, as if something had come in between.
+        let times = if shift == 16 { 4.0 } else { 1.0 };
+        text += &format!("two-shot,8,{bytes},{:.4}\n", times * (9.3 + 1.75 * bytes as f64 / 293e3));
+    }
+    std::fs::write(&file, text).unwrap();
+    let path = file.to_str().unwrap();
+    let shown = stdout(&peersum(&["model", "--fit", path]));
+    assert!(shown.contains("The model fails at 64K"), "{shown}");
+    let tables = json(&peersum(&["model", "--fit", path, "--json"]));
+    let row = &tables[0]["rows"][10];
+    let (measured, predicted) = (row["measured_us"].as_f64().unwrap(), row["predicted_us"].as_f64().unwrap());
+    assert!((row["ratio"].as_f64().unwrap() - measured / predicted).abs() < 1e-9, "{row}");
+    std::fs::write(&file, "hello").unwrap();
+    let output = peersum(&["model", "--fit", path]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("there is no measurement in it"));
+}
+
+#[test]
+fn a_cluster_on_paper_has_a_plan() {
+    let tables = json(&model("--plan --nodes 512 -g 8 -b 8K,8G --json"));
+    let rows = tables[0]["rows"].as_array().unwrap();
+    assert_eq!(rows[0]["bound_by"], "steps between nodes", "{tables}");
+    assert!(rows[0]["best"].as_str().unwrap().starts_with("hierarchical"), "{tables}");
+    assert!(rows[1]["time_us"].as_f64().unwrap() > 1000.0 * rows[0]["time_us"].as_f64().unwrap() / 10.0);
+    let text = stdout(&model("--plan --nodes 512"));
+    assert!(text.contains("(4096 in all)") && text.contains("Assumed, since not given: alpha 2"), "{text}");
+    // One NIC for eight GPUs.
+    let few = json(&model("--plan --nodes 4 --nics 1 --nic 25 -b 1G --json"));
+    assert_eq!(few[0]["rows"][0]["bound_by"], "bytes between nodes");
+    let one = json(&model("--plan -g 8 --alpha 2 --beta 350 -b 1000000 --json"));
+    assert!((one[0]["rows"][0]["time_us"].as_f64().unwrap() - 9.0).abs() < 1e-9, "{one}");
+    for (flags, why) in [
+        ("--plan -g 1", "one rank has nobody"),
+        ("--nodes 2", "has a meaning with"),
+        ("--plan --nic 0 --nodes 2", "is no bandwidth"),
+        ("--plan --nodes 2 --nic 50 --beta-between 20", "say the same"),
+    ] {
+        let output = model(flags);
+        assert_eq!(output.status.code(), Some(2), "{flags}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(why), "{flags}: {output:?}");
+    }
+}
+
+#[test]
+fn the_model_is_drawn_with_where_the_best_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.svg");
+    let path = file.to_str().unwrap();
+    for (flags, parts) in [
+        ("-g 8 --t0 2", &["two-shot-ll from", "one-shot-direct"][..]),
+        ("--alpha 2 --beta 350", &["ring", "halving-doubling", "two-shot from"]),
+        ("--plan --nodes 64", &["busbw (GB/s)"]),
+    ] {
+        stdout(&model(&format!("{flags} --plot {path}")));
+        let svg = std::fs::read_to_string(&file).unwrap();
+        for part in parts.iter().chain(&["time of a call", "size of the message", "prefers-color-scheme:dark"]) {
+            assert!(svg.contains(part), "{flags}: {part}");
+        }
+    }
+}

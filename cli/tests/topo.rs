@@ -109,3 +109,21 @@ fn what_is_no_topology_is_an_error_with_code_2() {
     let output = peersum(&["topo", "--from", path.to_str().unwrap(), "--nccl-xml"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("a matrix doesn't say where the devices are"));
 }
+
+/// Field case A52 (vllm-project/vllm#4233): what is shown is of the devices that CUDA shows, in its order.
+#[test]
+fn the_devices_that_cuda_shows_are_told_from_the_machine_s() {
+    // NVLink is between GPU0 and GPU1, and between GPU2 and GPU3.
+    let text = topo(
+        &(fixtures::BRIDGES4.to_owned() + "env CUDA_VISIBLE_DEVICES=3,1\nenv CUDA_DEVICE_ORDER=PCI_BUS_ID\n"),
+        &[],
+    );
+    let part = text.split("CUDA's devices").nth(1).unwrap_or_else(|| panic!("{text}"));
+    assert!(part.contains("  device 0: GPU3") && part.contains("  device 1: GPU1"), "{part}");
+    let row = part.lines().find(|line| line.starts_with("0=GPU3")).unwrap_or_else(|| panic!("{part}"));
+    assert!(row.contains("SYS") && !row.contains("NV12"), "{row}");
+    // Two that are connected.
+    let text = topo(&(fixtures::BRIDGES4.to_owned() + "env CUDA_VISIBLE_DEVICES=3,2\n"), &[]);
+    assert!(text.split("CUDA's devices").nth(1).unwrap().contains("NV12"), "{text}");
+    assert!(!topo(fixtures::BRIDGES4, &[]).contains("CUDA's devices"));
+}

@@ -1,5 +1,7 @@
 //! What a call of each algorithm of this library must take: the launch, the hops on its critical path, and its bytes.
 
+use std::{fs, path::Path};
+
 use anyhow::{Context, Result, ensure};
 use peersum::Algorithm;
 use serde::{Deserialize, Serialize};
@@ -192,7 +194,53 @@ impl Limit {
     }
 }
 
+/// How near a measured time is to what it could be.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Nearness {
+    /// By the algorithm that was measured; none of one that has no model, as NCCL.
+    pub(crate) own_us: Option<f64>,
+    /// Measured over it.
+    pub(crate) over_own: Option<f64>,
+    /// The best algorithm of all, and its time.
+    pub(crate) best: &'static str,
+    pub(crate) limit_us: f64,
+    pub(crate) over_limit: f64,
+    /// What the limit is spent on, for the most part.
+    pub(crate) bound: &'static str,
+}
+
 impl Parameters {
+    /// Reads what `peersum probe` wrote, or a file of the parameters alone; the second are those that it doesn't have, as they
+    /// were assumed.
+    pub(crate) fn read(file: &Path) -> Result<(Parameters, Vec<&'static str>)> {
+        let text = fs::read_to_string(file).with_context(|| format!("can't read {}", file.display()))?;
+        Given::parse(&text)?.complete().with_context(|| format!("can't use {}", file.display()))
+    }
+
+    /// Of a call of `bytes` bytes between so many ranks, by this algorithm, that took so long. None between fewer than two.
+    pub(crate) fn nearness(
+        &self,
+        ranks: u32,
+        algorithm: Option<Algorithm>,
+        bytes: u64,
+        measured_us: f64,
+    ) -> Option<Nearness> {
+        if ranks < 2 {
+            return None;
+        }
+        let own = algorithm.map(Way::Own).and_then(|way| way.hops(ranks));
+        let own_us = own.map(|hops| self.limit(hops, bytes as f64).us());
+        let (best, limit) = self.best(ranks, bytes as f64)?;
+        Some(Nearness {
+            own_us,
+            over_own: own_us.map(|own| measured_us / own),
+            best: best.name(),
+            limit_us: limit.us(),
+            over_limit: measured_us / limit.us(),
+            bound: limit.bound(),
+        })
+    }
+
     /// What a call of `bytes` bytes takes at least.
     pub(crate) fn limit(&self, hops: Hops, bytes: f64) -> Limit {
         Limit {
@@ -253,6 +301,27 @@ mod tests {
         assert_eq!((way.name(), limit.bound()), ("two-shot", "bytes"));
         let without = Parameters { t0_us: 0.0, ..GIVEN };
         assert_eq!(without.best(8, 1024.0).unwrap().1.bound(), "hops");
+    }
+
+    #[test]
+    fn a_measured_time_is_held_against_its_own_algorithm_and_the_best() {
+        let near = GIVEN.nearness(8, Some(Algorithm::TwoShot), 350_000, 13.9).unwrap();
+        assert!((near.own_us.unwrap() - 6.95).abs() < 1e-9 && (near.over_own.unwrap() - 2.0).abs() < 1e-9, "{near:?}");
+        assert!(near.limit_us <= near.own_us.unwrap() && near.over_limit >= near.over_own.unwrap());
+        // NCCL has no model of its own here.
+        let nccl = GIVEN.nearness(8, Some(Algorithm::Nccl), 350_000, 13.9).unwrap();
+        assert_eq!((nccl.own_us, nccl.best), (None, near.best));
+        assert_eq!(GIVEN.nearness(1, None, 1024, 1.0), None);
+    }
+
+    #[test]
+    fn parameters_are_read_from_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("machine.toml");
+        std::fs::write(&file, "L = 0.5\nB = 400\n").unwrap();
+        let (parameters, assumed) = Parameters::read(&file).unwrap();
+        assert_eq!((parameters.push_us, parameters.gb_per_s, assumed.len()), (0.5, 400.0, 4));
+        assert!(Parameters::read(&folder.path().join("nowhere")).is_err());
     }
 
     #[test]

@@ -23,6 +23,8 @@ use peersum::Algorithm;
 use serde_json::{Value, json};
 
 use crate::{
+    page,
+    plot::{Border, Figure, Series},
     sizes::{Size, Step, Sweep},
     topo,
 };
@@ -123,6 +125,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "GB/S", help_heading = "Alpha and beta")]
     beta_between: Option<f64>,
 
+    /// Draws time and bus bandwidth over the size, and where the best algorithm changes, to a file
+    #[arg(long, value_name = "FILE.svg", conflicts_with = "results")]
+    plot: Option<PathBuf>,
+
     /// Prints everything as JSON
     #[arg(long)]
     json: bool,
@@ -134,6 +140,8 @@ struct Table {
     columns: Vec<String>,
     rows: Vec<(String, u64, Vec<Cell>)>,
     notes: Vec<String>,
+    /// Bytes on the wire for each of the message, in bus bandwidth; none if it is that of the flags' ranks.
+    factor: Option<f64>,
 }
 
 #[derive(Clone)]
@@ -187,6 +195,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         }
         vec![table]
     };
+    if let Some(file) = &arguments.plot {
+        let pictures = tables.iter().filter_map(|table| table.figure(arguments));
+        page::write(file, &page::curves("What all-reduce should take", pictures)?.svg)?;
+    }
     let mut out = io::stdout().lock();
     if arguments.json {
         let tables: Vec<_> = tables.iter().map(Table::json).collect();
@@ -273,6 +285,7 @@ fn fit_table(run: &Run, fit: &Fit) -> Table {
         columns: ["measured", "predicted", "ratio", "busbw", "predicted busbw", "off"].map(Into::into).into(),
         rows: rows.collect(),
         notes,
+        factor: Some(fit.factor),
     }
 }
 
@@ -363,6 +376,7 @@ fn planned(arguments: &Arguments) -> Result<Table> {
         columns: columns.map(Into::into).into(),
         rows: sizes(arguments).into_iter().map(row).collect(),
         notes,
+        factor: None,
     })
 }
 
@@ -407,6 +421,7 @@ fn hops(arguments: &Arguments, parameters: &Parameters) -> Table {
                 .into(),
             "atomics: a one-shot between handshakes by atomics, of another library".into(),
         ],
+        factor: None,
     }
 }
 
@@ -415,20 +430,19 @@ fn measured(results: &Results, parameters: &Parameters) -> Table {
     let ranks = results.config.world_size;
     let rows = results.results.iter().map(|row| {
         let algorithm = row.plan.as_ref().map_or("", |plan| plan.algorithm.as_str());
-        let way = Algorithm::ALL.iter().copied().find(|known| known.name() == algorithm).map(Way::Own);
-        let own = way.and_then(|way| way.hops(ranks)).map(|hops| parameters.limit(hops, row.bytes as f64).us());
-        let best = parameters.best(ranks, row.bytes as f64);
-        let limit = best.map(|(_, limit)| limit.us());
-        let over = |model: Option<f64>| row.time_us.zip(model).map(|(measured, model)| measured / model);
+        let known = Algorithm::ALL.iter().copied().find(|known| known.name() == algorithm);
+        // Without a time there is still a limit.
+        let near = parameters.nearness(ranks, known, row.bytes, row.time_us.unwrap_or(f64::NAN));
+        let timed = |ratio: Option<f64>| ratio.filter(|_| row.time_us.is_some());
         let cells = vec![
             Cell::Word(format!("{} {} {} {}", row.dtype, row.op, row.placement, row.timing)),
             Cell::Word(if algorithm.is_empty() { "-".into() } else { algorithm.to_owned() }),
             Cell::Us(row.time_us),
-            Cell::Us(own),
-            Cell::Ratio(over(own)),
-            Cell::Word(best.map_or(String::new(), |(way, _)| way.name().to_owned())),
-            Cell::Us(limit),
-            Cell::Ratio(over(limit)),
+            Cell::Us(near.and_then(|near| near.own_us)),
+            Cell::Ratio(timed(near.and_then(|near| near.over_own))),
+            Cell::Word(near.map_or(String::new(), |near| near.best.to_owned())),
+            Cell::Us(near.map(|near| near.limit_us)),
+            Cell::Ratio(timed(near.map(|near| near.over_limit))),
         ];
         (Size(row.bytes).to_string(), row.bytes, cells)
     });
@@ -449,6 +463,7 @@ fn measured(results: &Results, parameters: &Parameters) -> Table {
         columns: columns.map(Into::into).into(),
         rows: rows.collect(),
         notes,
+        factor: None,
     }
 }
 
@@ -480,6 +495,7 @@ fn alpha_beta(arguments: &Arguments, within: Network) -> Result<Vec<Table>> {
             rows: sizes(arguments).into_iter().map(row).collect(),
             columns: columns.iter().cloned().chain(["best".into(), "bound by".into()]).collect(),
             notes: Vec::new(),
+            factor: None,
         }
     };
     let all = ranks.saturating_mul(nodes);
@@ -516,6 +532,41 @@ fn alpha_beta(arguments: &Arguments, within: Network) -> Result<Vec<Table>> {
 }
 
 impl Table {
+    /// Its columns of times as curves, with a line where the best changes. None of a table without such, or of all-to-all.
+    fn figure(&self, arguments: &Arguments) -> Option<Figure> {
+        if self.title.starts_with("All-to-all") {
+            return None;
+        }
+        let series = self.columns.iter().enumerate().filter(|(_, name)| *name != "its time").map(|(column, name)| {
+            let point = |(_, bytes, cells): &(String, u64, Vec<Cell>)| match cells[column] {
+                Cell::Us(Some(us)) if *bytes > 0 => Some((*bytes, us)),
+                _ => None,
+            };
+            let points = self.rows.iter().filter_map(point).collect();
+            let name = if name == "time" { "the best".into() } else { name.clone() };
+            Series { name, points, chosen: false }
+        });
+        let series: Vec<_> = series.filter(|series| !series.points.is_empty()).collect();
+        let best = self.columns.iter().position(|name| name == "best");
+        let word = |cells: &[Cell]| match best.map(|best| &cells[best]) {
+            Some(Cell::Word(word)) => Some(word.clone()),
+            _ => None,
+        };
+        let change = |pair: &[(String, u64, Vec<Cell>)]| {
+            let (from, to) = (word(&pair[0].2)?, word(&pair[1].2)?);
+            (from != to).then(|| Border::to(pair[1].1, &to))
+        };
+        let borders = self.rows.windows(2).filter_map(change).collect();
+        let all = f64::from(arguments.ranks) * f64::from(arguments.nodes);
+        let factor = self.factor.unwrap_or(2.0 * (all - 1.0) / all);
+        (!series.is_empty()).then(|| Figure {
+            title: self.title.split(':').next().unwrap_or_default().trim_end_matches(", us").to_owned(),
+            subtitle: self.title.split_once(": ").map_or(String::new(), |(_, rest)| rest.to_owned()),
+            bandwidth: ("busbw (GB/s)", factor),
+            rows: vec![crate::plot::Row { heading: String::new(), series, borders }],
+        })
+    }
+
     fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "# {}", self.title)?;
         self.notes.iter().try_for_each(|note| writeln!(out, "# {note}"))?;

@@ -17,11 +17,7 @@ use serde_json::Value;
 
 use crate::{
     bandwidth,
-    model::{
-        fit::Fit,
-        hops::{Given, Parameters},
-        runs::Run,
-    },
+    model::{fit::Fit, hops::Parameters, runs::Run},
     plot::{Border, Figure, Row, Series},
     topo,
 };
@@ -88,11 +84,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         let text = topo::text(file)?;
         pictures.extend(matrices(&text).with_context(|| format!("can't use {}", file.display()))?);
     }
-    let parameters = arguments.parameters.as_deref().map(|file| {
-        let given = topo::text(file).and_then(|text| Given::parse(&text)?.complete());
-        given.with_context(|| format!("can't use {}", file.display()))
-    });
-    let parameters = parameters.transpose()?.map(|(parameters, _)| parameters);
+    let parameters =
+        arguments.parameters.as_deref().map(Parameters::read).transpose()?.map(|(parameters, _)| parameters);
     for file in &arguments.results {
         let text = topo::text(file)?;
         let runs = Run::parse(&text).with_context(|| format!("can't use {}", file.display()))?;

@@ -1,6 +1,7 @@
 //! Pictures of fixtures.
 
 use super::*;
+use crate::model::hops::Given;
 use crate::topology::{
     fixtures::{ALL, BRIDGES4, H200X8, unpack},
     matrix::Matrix,

@@ -248,6 +248,12 @@ pub(crate) fn addresses(devices: &[usize]) -> Result<Vec<String>> {
     devices.iter().map(|&device| of(device)).collect()
 }
 
+/// Of all devices that CUDA shows, in its order; none without a driver.
+pub(crate) fn all_addresses() -> Option<Vec<String>> {
+    let count = peersum::cuda::device_count().ok()?;
+    addresses(&(0..count).collect::<Vec<_>>()).ok()
+}
+
 fn address(domain: i32, bus: i32, device: i32) -> String {
     format!("{domain:04x}:{bus:02x}:{device:02x}.0")
 }

@@ -20,6 +20,7 @@ use crate::topology::{
     matrix::Matrix,
     read, smi,
     source::{Folder, Here, Source},
+    visible::Visible,
     xml,
 };
 
@@ -54,14 +55,37 @@ pub(crate) struct Seen {
     pub(crate) machine: Option<Machine>,
     pub(crate) sources: Vec<String>,
     pub(crate) unseen: Vec<String>,
+    /// Which of them CUDA's devices are; none where that isn't asked, or isn't known.
+    pub(crate) visible: Option<Visible>,
 }
 
 /// What a file has, a folder that looks like a machine, or this one.
 pub(crate) fn look(from: Option<&Path>, root: Option<&Path>) -> Result<Seen> {
     match from {
         Some(file) => of_text(&text(file)?).with_context(|| format!("can't read the topology in {}", file.display())),
-        None => of_machine(read::read(&*source(root)?)),
+        None => {
+            let source = source(root)?;
+            let mut seen = of_machine(read::read(&*source))?;
+            let machine = seen.machine.as_ref().filter(|machine| !machine.gpus.is_empty());
+            match machine.map(|machine| visible(&*source, machine, root.is_none())) {
+                Some(Ok(visible)) => seen.visible = Some(visible),
+                Some(Err(why)) => seen.unseen.push(format!("which GPU each of CUDA's devices is: {why}")),
+                None => (),
+            }
+            Ok(seen)
+        }
     }
+}
+
+/// CUDA's devices; by the driver, where this is its machine.
+fn visible(source: &dyn Source, machine: &Machine, here: bool) -> Result<Visible, String> {
+    #[cfg(feature = "cuda")]
+    if here && let Some(addresses) = crate::probe::gpu::all_addresses() {
+        return Ok(Visible::of_driver(machine, &addresses));
+    }
+    let _ = here;
+    let (list, order) = (source.variable("CUDA_VISIBLE_DEVICES"), source.variable("CUDA_DEVICE_ORDER"));
+    Visible::of_variables(machine, list.as_deref(), order.as_deref())
 }
 
 /// Runs the subcommand. An error is returned where nothing could be read.
@@ -118,7 +142,7 @@ fn of_machine(machine: Machine) -> Result<Seen> {
         machine.unseen.join("; ")
     );
     let (sources, unseen) = (machine.sources.clone(), machine.unseen.clone());
-    Ok(Seen { matrix: Matrix::of(&machine), machine: Some(machine), sources, unseen })
+    Ok(Seen { matrix: Matrix::of(&machine), machine: Some(machine), sources, unseen, visible: None })
 }
 
 fn of_text(text: &str) -> Result<Seen> {
@@ -126,5 +150,5 @@ fn of_text(text: &str) -> Result<Seen> {
         return of_machine(xml::parse(text)?);
     }
     let (matrix, unseen) = smi::parse(text)?;
-    Ok(Seen { matrix, machine: None, sources: vec!["the text of nvidia-smi topo -m".into()], unseen })
+    Ok(Seen { matrix, machine: None, sources: vec!["the text of nvidia-smi topo -m".into()], unseen, visible: None })
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Seen;
-use crate::topology::{machine::Machine, matrix::Matrix};
+use crate::topology::{machine::Machine, matrix::Matrix, visible::Visible};
 
 /// Everything that was seen.
 #[derive(Debug, Serialize)]
@@ -16,6 +16,8 @@ pub(super) struct Report<'a> {
     unseen: &'a [String],
     matrix: &'a Matrix,
     machine: Option<&'a Machine>,
+    /// By CUDA's ordinals.
+    cuda_devices: Option<&'a Visible>,
 }
 
 impl<'a> Report<'a> {
@@ -28,6 +30,7 @@ impl<'a> Report<'a> {
             unseen: &seen.unseen,
             matrix: &seen.matrix,
             machine: seen.machine.as_ref(),
+            cuda_devices: seen.visible.as_ref(),
         }
     }
 }

@@ -6,6 +6,7 @@ use super::Seen;
 use crate::topology::{
     machine::{Link, Machine, NvLinkTo, generation, pcie_gb_per_s},
     matrix::{Matrix, Relation},
+    visible::Visible,
 };
 
 pub(super) fn show(out: &mut dyn Write, seen: &Seen) -> io::Result<()> {
@@ -20,6 +21,9 @@ pub(super) fn show(out: &mut dyn Write, seen: &Seen) -> io::Result<()> {
     }
     if let Some(machine) = &seen.machine {
         gpus(out, machine, &seen.matrix)?;
+        if let Some(visible) = seen.visible.as_ref().filter(|visible| !visible.is_plain(machine)) {
+            cuda(out, visible, &seen.matrix)?;
+        }
     }
     if !seen.unseen.is_empty() {
         writeln!(out, "\nNot seen:\n")?;
@@ -77,6 +81,34 @@ fn gpus(out: &mut dyn Write, machine: &Machine, matrix: &Matrix) -> io::Result<(
         writeln!(out, "    Nearest NIC: {}", nearest(matrix, index))?;
     }
     Ok(())
+}
+
+/// CUDA's devices in their order, each beside the GPU that it is, and how they are connected.
+fn cuda(out: &mut dyn Write, visible: &Visible, matrix: &Matrix) -> io::Result<()> {
+    writeln!(out, "\nCUDA's devices (from {}):\n", visible.from)?;
+    for (ordinal, device) in visible.devices.iter().enumerate() {
+        let gpu = device.gpu.map_or("an unknown GPU".into(), |gpu| format!("GPU{gpu}"));
+        let mig = if device.mig { ", an instance of MIG: no P2P, no IPC" } else { "" };
+        writeln!(
+            out,
+            "  device {ordinal}: {gpu}{}{mig}",
+            device.uuid.as_ref().map_or(String::new(), |uuid| format!(", {uuid}"))
+        )?;
+    }
+    if visible.devices.is_empty() {
+        writeln!(out, "  none")?;
+    }
+    if let Some(note) = &visible.note {
+        writeln!(out, "  {note}")?;
+    }
+    let places: Option<Vec<_>> = visible.devices.iter().map(|device| device.gpu.filter(|_| !device.mig)).collect();
+    let Some(places) = places.filter(|places| places.len() > 1) else { return Ok(()) };
+    let mut selected = matrix.select(&places);
+    for (ordinal, device) in selected.devices.iter_mut().enumerate() {
+        device.label = format!("{ordinal}=GPU{}", places[ordinal]);
+    }
+    writeln!(out)?;
+    self::matrix(out, &selected)
 }
 
 /// `5.0 x16 now, 5.0 x16 at best: 48 GB/s one way`.

@@ -127,6 +127,14 @@ impl Matrix {
         }
     }
 
+    /// The same of these devices alone, in this order.
+    pub(crate) fn select(&self, devices: &[usize]) -> Matrix {
+        Matrix {
+            devices: devices.iter().map(|&device| self.devices[device].clone()).collect(),
+            cells: devices.iter().map(|&a| devices.iter().map(|&b| self.cells[a][b]).collect()).collect(),
+        }
+    }
+
     /// The places of the GPUs.
     pub(crate) fn gpus(&self) -> impl Iterator<Item = usize> {
         (0..self.devices.len()).filter(|&index| self.devices[index].gpu)
