@@ -3,7 +3,7 @@
 # is not there is installed where it can be, by apt as root and by pip into the folder of ci/toolchain.sh, and else left out,
 # which is said.
 # usage: ci/launchers.sh [openmpi|mpich|impi|slurm|torchrun]...
-# By default all but torchrun, which needs PyTorch; that runs too where it is installed.
+# By default all but torchrun, whose PyTorch is large, and slow to start.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools=${PEERSUM_TOOLS:-$HOME/.cache/peersum-tools}/launchers
@@ -39,13 +39,13 @@ run_openmpi() {
   OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     timeout 60 mpirun.openmpi --oversubscribe -np "$@"
 }
-version_openmpi() { mpirun.openmpi --version | head -1; }
+version_openmpi() { mpirun.openmpi --version | sed -n '1s/.*) /Open MPI /p'; }
 
 have_mpich() { by_pip mpich mpich==5.0.2; }
 run_mpich() { timeout 60 "$tools/mpich/bin/mpiexec" -n "$@"; }
 version_mpich() { "$tools/mpich/bin/mpichversion" | sed -n 's/^MPICH Version: */MPICH /p'; }
 
-have_impi() { by_pip impi impi-rt; }
+have_impi() { by_pip impi impi-rt==2021.18.1; }
 run_impi() { PATH=$tools/impi/bin:$PATH timeout 60 mpiexec.hydra -n "$@"; }
 version_impi() { PATH=$tools/impi/bin:$PATH mpiexec.hydra --version | head -1; }
 
@@ -102,7 +102,7 @@ have_torchrun() {
   for python in python3 /usr/bin/python3; do
     "$python" -c 'import torch.distributed.run' 2>/dev/null && torch=$python && return
   done
-  [[ $torch_wanted ]] && by_apt python3-torch && torch=/usr/bin/python3
+  by_apt python3-torch && torch=/usr/bin/python3
 }
 # Debian's, of Python 3.11, can't do without redirections.
 run_torchrun() {
@@ -162,10 +162,8 @@ check() {
   grep -q 'Out of bounds values : 1 FAILED' "$out" || fail "$launcher" "the wrong element is not told"
 }
 
-torch_wanted=
 launchers=("$@")
-[[ " $* " == *" torchrun "* ]] && torch_wanted=yes
-[[ $# == 0 ]] && launchers=(openmpi mpich impi slurm torchrun)
+[[ $# == 0 ]] && launchers=(openmpi mpich impi slurm)
 for launcher in "${launchers[@]}"; do
   started=$SECONDS
   if "have_$launcher" >"$work/out" 2>&1; then

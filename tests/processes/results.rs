@@ -78,6 +78,24 @@ fn how_long_a_meeting_takes_with_the_self_test_and_without() {
     }
 }
 
+/// Field case A21 (sgl-project/sglang#30209): a rank that is late, but not too late, changes nothing.
+#[test]
+fn a_process_that_is_late_is_waited_for() {
+    let mut ranks = Rank::job(4);
+    all_do(&mut ranks, "meet timeout=20000");
+    for (late, delay) in [(3, 50), (0, 5000)] {
+        let started = std::time::Instant::now();
+        let command = "reduce calls=10";
+        ranks.iter_mut().enumerate().filter(|&(rank, _)| rank != late).for_each(|(_, rank)| rank.tell(command));
+        let delay = std::time::Duration::from_millis(delay);
+        std::thread::sleep(delay);
+        ranks[late].tell(command);
+        assert!(ranks.iter_mut().all(|rank| rank.answer() == "done"));
+        assert!(started.elapsed() >= delay);
+    }
+    all_do(&mut ranks, "check");
+}
+
 #[test]
 fn one_process_is_a_group_too() {
     let mut ranks = Rank::job(1);

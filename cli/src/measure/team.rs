@@ -90,7 +90,8 @@ pub(crate) struct Peers {
 impl Peers {
     fn join(job: &Meeting) -> Result<Peers> {
         let options = Options::default().timeout(PATIENCE).staging_bytes(STAGING_BYTES);
-        let channel = Communicator::meet(&named(job, "control"), &options).context("the ranks can't meet")?;
+        let channel = Communicator::meet(&named(job, "control"), &options)
+            .context("the ranks that a launcher started can't meet; --ranks-are threads goes without it")?;
         Ok(Peers { job: job.clone(), rank: channel.rank(), world: channel.world_size(), channel: channel.into() })
     }
 
