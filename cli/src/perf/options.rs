@@ -11,6 +11,7 @@ use crate::{
     bandwidth,
     dtypes::{TypeChoice, dtypes, once_each},
     measure::{candidate::Home, case::Mode, run::Fault, statistics::Combine},
+    model::hops::Parameters,
     sizes::{Size, Step, Sweep},
 };
 
@@ -92,6 +93,10 @@ pub(crate) struct Arguments {
     /// changes
     #[arg(long, value_name = "FILE.svg", help_heading = "Comparison")]
     pub(crate) plot: Option<PathBuf>,
+
+    /// Prints under each table how near each row is to what `peersum probe` found that it must take: its report
+    #[arg(long, value_name = "FILE", help_heading = "Comparison")]
+    pub(crate) limits: Option<PathBuf>,
 
     /// Writes all figures to a file, as JSON; an older file of that name is replaced
     #[arg(short = 'J', long = "output_file", value_name = "FILE.json")]
@@ -220,6 +225,8 @@ pub(crate) struct Config {
     pub(crate) unalign: usize,
     pub(crate) fault: Option<Fault>,
     pub(crate) compared: Compared,
+    /// What calls must take, and which of it was assumed.
+    pub(crate) limits: Option<(Parameters, Vec<&'static str>)>,
     pub(crate) library: Options,
 }
 
@@ -247,6 +254,7 @@ impl Config {
             unalign: arguments.unalign,
             fault: arguments.inject_fault,
             compared: Compared::new(&arguments.compare),
+            limits: arguments.limits.as_deref().map(Parameters::read).transpose()?,
             library: arguments.library()?,
         };
         if let Some(file) = &arguments.plot {

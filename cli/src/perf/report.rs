@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use peersum::Overlap;
+use peersum::{Algorithm, Overlap};
 use serde::Serialize;
 
 use super::{
@@ -29,11 +29,15 @@ use crate::{
         team::Running,
         verify::FirstWrong,
     },
+    model::hops::{Nearness, Parameters},
     sizes::Step,
 };
 
 const SCHEMA: &str = "peersum-perf";
 const SCHEMA_VERSION: u32 = 1;
+/// Over the lines of [`Record::hold_against`].
+pub(crate) const LIMITS_HEADER: &str = "        size      type   redop     placement  time (us)        algorithm  its limit   ratio   \
+                                         fastest by it   limit  ratio   bound";
 /// What the library's choice is called beside others.
 pub(crate) const CHOSEN: &str = "peersum";
 
@@ -122,6 +126,8 @@ pub(crate) struct Record {
     figures: Figures,
     /// Of those that were timed in turns with it.
     compared: Vec<OtherRecord>,
+    /// How near it is to what it must take, where that is known (`--limits`).
+    limit: Option<Nearness>,
 }
 
 /// What a candidate came to.
@@ -326,7 +332,32 @@ impl Record {
             rounds,
             figures: Figures::new(case.bytes(), combine, outcome, candidate),
             compared: Vec::new(),
+            limit: None,
         }
+    }
+
+    /// Holds it against what a call between so many ranks must take, and returns the line that says so.
+    pub(crate) fn hold_against(&mut self, parameters: &Parameters, ranks: u32) -> Option<String> {
+        let name = self.figures.plan.as_ref()?.algorithm;
+        let algorithm = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name);
+        let near = parameters.nearness(ranks, algorithm, self.bytes as u64, self.figures.time_us)?;
+        self.limit = Some(near);
+        let or_dash = |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.2}"));
+        Some(format!(
+            "{:>12}  {:>8}  {:>6}  {:>12}  {:>9.2}  {:>15}  {:>9}  {:>6}  {:>15}  {:>9.2}  {:>6.2}  {:>6}",
+            self.bytes,
+            self.dtype,
+            self.op,
+            self.placement.name(),
+            self.figures.time_us,
+            name,
+            or_dash(near.own_us),
+            or_dash(near.over_own),
+            near.best,
+            near.limit_us,
+            near.over_limit,
+            near.bound,
+        ))
     }
 
     /// Adds another candidate: what came of it, or why nothing did.

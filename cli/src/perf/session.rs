@@ -14,7 +14,7 @@ use super::{
     compare::Field,
     options::Config,
     outlook::{Outlook, missing_lines, plan_lines},
-    report::{Record, Report, TableRecord, average_busbw},
+    report::{LIMITS_HEADER, Record, Report, TableRecord, average_busbw},
     table::{self, HALVES},
 };
 use crate::{
@@ -299,7 +299,22 @@ impl<G: Group> Session<'_, G> {
         let wrong_tests = (config.checks > 0).then(|| records.iter().map(Record::wrong_candidates).sum());
         let average = average_busbw(records);
         self.report.tables.push(TableRecord { timing: mode, average_busbw_gb_per_s: average, wrong_tests });
-        output.print(|out| table::footer(out, wrong_tests, average))
+        output.print(|out| table::footer(out, wrong_tests, average))?;
+        self.limits(first, output)
+    }
+
+    /// How near the rows from `first` on are to what they must take, if that is known.
+    fn limits(&mut self, first: usize, output: &mut Output) -> Result<()> {
+        let Some((parameters, assumed)) = &self.config.limits else { return Ok(()) };
+        let ranks = self.group.devices().len() as u32;
+        let rows = &mut self.report.results[first..];
+        let lines: Vec<_> = rows.iter_mut().filter_map(|row| row.hold_against(parameters, ranks)).collect();
+        output.print(|out| {
+            writeln!(out, "#\n# What a call must take, by launch, hops and bytes: {parameters}")?;
+            assumed.iter().try_for_each(|assumed| writeln!(out, "# Not measured: {assumed}"))?;
+            writeln!(out, "# {}", &LIMITS_HEADER[2..])?;
+            lines.iter().try_for_each(|line| writeln!(out, "# {}", &line[2..]))
+        })
     }
 
     /// Alone, a candidate has all its calls in one round.
