@@ -104,7 +104,7 @@ pub struct Options {
     /// is [`Error::SelfTestFailed`](crate::Error::SelfTestFailed) on all ranks, or on GPUs leaves all calls to NCCL
     /// where that can be had. On the host it takes some tens of milliseconds, and meanwhile as much memory again as
     /// [`Options::staging_bytes`], with which the time grows too; on GPUs some milliseconds, and 24 MiB. Default: true. No
-    /// effect on threads of one process that share one mapping: on the host, or on one GPU.
+    /// effect on threads of one process on the host, which share one mapping, or of which two share a GPU.
     pub self_test: bool,
     /// The epoch before the first round. The protocol must not care; tests start it just below a wrap.
     pub first_epoch: u32,

@@ -493,6 +493,13 @@ impl Communicator {
         self.group.own().address() + region + flags.flag(half, block, writer)
     }
 
+    /// Where this process has the memory of `peer` that lies where this rank's has `address`: for tests of what kernels see there.
+    #[doc(hidden)]
+    pub fn peer_address(&self, peer: usize, address: u64) -> u64 {
+        let theirs = self.group.segments[peer].as_ref().expect("a group whose ranks reach each other");
+        theirs.address() + (address - self.group.own().address())
+    }
+
     /// Enqueues the all-reduce of `count` elements of `dtype` at `input` into `output` on `stream`.
     ///
     /// The addresses are of memory that this rank's device can read and write: its own, or host memory that is pinned

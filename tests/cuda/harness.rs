@@ -119,9 +119,11 @@ impl Devices {
 }
 
 /// What a process is of a run of the tests by several, all of which run the same ones in the same order: rank
-/// `PEERSUM_TEST_PART` of the job `PEERSUM_TEST_JOB`, which is the start of a path. A group of fewer ranks is without it.
+/// `PEERSUM_TEST_PART` of the `PEERSUM_TEST_PARTS` of the job `PEERSUM_TEST_JOB`, which is the start of a path. A group of
+/// fewer ranks is without it, and one of more is not made.
 struct Part {
     rank: usize,
+    parts: usize,
     job: String,
 }
 
@@ -133,14 +135,15 @@ pub fn is_a_part() -> bool {
 impl Part {
     fn of_this_process() -> Option<Part> {
         let rank = std::env::var("PEERSUM_TEST_PART").ok()?.parse().expect("a rank");
-        Some(Part { rank, job: std::env::var("PEERSUM_TEST_JOB").expect("where its ranks meet") })
+        let parts = std::env::var("PEERSUM_TEST_PARTS").ok()?.parse().expect("a number of ranks");
+        Some(Part { rank, parts, job: std::env::var("PEERSUM_TEST_JOB").expect("where its ranks meet") })
     }
 
     fn run<R>(self, devices: Vec<usize>, options: &Options, work: impl Fn(&mut Rank) -> R) -> Option<R> {
         static GROUPS: AtomicUsize = AtomicUsize::new(0);
         let group = GROUPS.fetch_add(1, Ordering::Relaxed);
         let (rank, world) = (self.rank, devices.len());
-        let device = *devices.get(rank)?;
+        let device = *devices.get(rank).filter(|_| world <= self.parts)?;
         // Ranks that the groups before were without wait here for the others.
         let place = |what: &str| {
             Place::at_path(format!("{}-{group}-{what}", self.job), rank, world).timeout(Duration::from_secs(120))

@@ -578,7 +578,8 @@ fn processes_are_killed_at_any_moment_and_replaced() {
     assert_eq!(files(), files_before);
 }
 
-/// The tests that threads pass, by eight processes, each a rank of every group, which run them in the same order.
+/// The tests that threads pass, by processes, each a rank of every group, which run them in the same order: eight of them, or
+/// `PEERSUM_TEST_PARTS`, and then no larger groups.
 #[test]
 fn the_tests_of_threads_pass_with_processes() {
     // Those whose groups a test makes itself, or that say what threads do.
@@ -601,6 +602,7 @@ fn the_tests_of_threads_pass_with_processes() {
         "failures::",
     ];
     let Some(_devices) = devices() else { return };
+    let parts = std::env::var("PEERSUM_TEST_PARTS").map_or(8, |parts| parts.parse().expect("a number of ranks"));
     let job = std::env::temp_dir().join(format!("peersum-suite-{}", std::process::id()));
     let run = |rank: usize| {
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -609,10 +611,11 @@ fn the_tests_of_threads_pass_with_processes() {
             command.args(["--skip", name]);
         });
         command.env("PEERSUM_TEST_PART", rank.to_string()).env("PEERSUM_TEST_JOB", &job);
+        command.env("PEERSUM_TEST_PARTS", parts.to_string());
         command.env("CUDA_DEVICE_MAX_CONNECTIONS", "8");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let processes: Vec<_> = (0..8).map(run).collect();
+    let processes: Vec<_> = (0..parts).map(run).collect();
     // Each is read by a thread of its own, so that none waits to be.
     let outputs: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> =

@@ -35,6 +35,8 @@ use crate::{
 const BATCH: usize = 32;
 /// Messages of this size and more are called less often.
 const LONG_BYTES: usize = 4 << 20;
+/// And those of more than this seldom.
+const LONGEST_BYTES: usize = 64 << 20;
 
 /// How often candidates are called.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +52,7 @@ impl Effort {
     /// One look at each of all grids.
     fn first(bytes: usize, quick: bool) -> Effort {
         let calls = match (bytes >= LONG_BYTES, quick) {
+            _ if bytes > LONGEST_BYTES => 2,
             (true, _) => 5,
             (false, true) => 30,
             (false, false) => 50,
@@ -60,6 +63,7 @@ impl Effort {
     /// The rounds that decide.
     fn last(bytes: usize, quick: bool) -> Effort {
         let calls = match (bytes >= LONG_BYTES, quick) {
+            _ if bytes > LONGEST_BYTES => 3,
             (true, _) => 10,
             (false, true) => 50,
             (false, false) => 100,

@@ -65,8 +65,7 @@ impl Communicator {
             .reduce(|left, right| left.into_iter().zip(right).map(|(left, right)| left.min(right)).collect());
         let resident = resident.unwrap_or_default();
 
-        let several = place.devices.iter().any(|peer| peer.ordinal != place.device.ordinal);
-        let tested = options.self_test && world > 1 && (several || matches!(seat, Seat::Processes(_)));
+        let tested = options.self_test && world > 1 && (place.is_one_a_device() || matches!(seat, Seat::Processes(_)));
         let (mut communicator, unreached) = match place.connect(seat, lie)? {
             Err(error) => (Communicator::of(&place, place.apart(seat)?, kernels, resident, options)?, Some(error)),
             Ok(group) => {
@@ -209,6 +208,14 @@ impl Place {
         let heap = heap_start..heap_start.saturating_add(options.symmetric_bytes as u64);
         let (patience, first_epoch) = (patience(options), options.first_epoch);
         Ok(Place { device, devices, sharing, regions, heap, patience, first_epoch })
+    }
+
+    /// Whether no two ranks share a device. Threads that do have nothing to test, or streams that come in each other's way, since
+    /// a test makes its own.
+    fn is_one_a_device(&self) -> bool {
+        let mut ordinals: Vec<_> = self.devices.iter().map(|device| device.ordinal).collect();
+        ordinals.sort_unstable();
+        ordinals.windows(2).all(|pair| pair[0] != pair[1])
     }
 
     /// Maps the memory of all ranks. If one can't, all return why: the first of them by rank.
