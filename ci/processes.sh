@@ -5,3 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PEERSUM_TEST_RANKS=processes
 cargo test --package peersum --test host_results --test host_sequences --test host_lengths
+# Ten million rounds take seconds where the two processes have a core each, and so while nothing else runs.
+cargo test --package peersum --test processes -- --ignored --nocapture who_sees_the_flag

@@ -70,18 +70,21 @@ impl IntoIterator for Group {
     }
 }
 
+type Give<R> = fn(R) -> Vec<u32>;
+type Take<R> = fn(Vec<u32>) -> R;
+
 /// What a rank returns, as far as a process can.
 pub trait Returned: Send + Sized {
     /// `None` where it stays within one process.
-    const BY_PROCESSES: Option<(fn(Self) -> Vec<u32>, fn(Vec<u32>) -> Self)> = None;
+    const BY_PROCESSES: Option<(Give<Self>, Take<Self>)> = None;
 }
 
 impl Returned for () {
-    const BY_PROCESSES: Option<(fn(Self) -> Vec<u32>, fn(Vec<u32>) -> Self)> = Some((|()| Vec::new(), |_| ()));
+    const BY_PROCESSES: Option<(Give<Self>, Take<Self>)> = Some((|()| Vec::new(), |_| ()));
 }
 
 impl Returned for Vec<u32> {
-    const BY_PROCESSES: Option<(fn(Self) -> Vec<u32>, fn(Vec<u32>) -> Self)> = Some((|words| words, |words| words));
+    const BY_PROCESSES: Option<(Give<Self>, Take<Self>)> = Some((|words| words, |words| words));
 }
 
 impl Returned for Error {}

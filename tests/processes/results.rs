@@ -25,14 +25,14 @@ fn a_thousand_calls_of_four_processes_are_right_and_their_epochs_stay_equal() {
 }
 
 /// Field case A09 (vllm-project/vllm#27858, #29389, #30407): a flag of plain bytes came before the data that it was for, above
-/// all on ARM. All of it takes `--ignored`.
+/// all on ARM.
 #[test]
 fn who_sees_the_flag_sees_the_data() {
     message_passing(1_000_000);
 }
 
 #[test]
-#[ignore = "takes a minute: 10 million rounds"]
+#[ignore = "takes minutes where other tests run: ci/processes.sh"]
 fn who_sees_the_flag_sees_the_data_ten_million_times() {
     message_passing(10_000_000);
 }

@@ -26,13 +26,14 @@ pub(crate) enum Team {
     /// All of them are threads of this process.
     Threads,
     /// Each is a process, and one is this.
-    Processes(Peers),
+    Processes(Box<Peers>),
 }
 
 impl Team {
     /// Joins the others, where a launcher has started this process as one of several.
     pub(crate) fn join(launched: Option<&Meeting>) -> Result<Team> {
-        Ok(launched.map(Peers::join).transpose()?.map_or(Team::Threads, Team::Processes))
+        let peers = launched.map(Peers::join).transpose()?;
+        Ok(peers.map_or(Team::Threads, |peers| Team::Processes(Box::new(peers))))
     }
 
     pub(crate) fn running(&self) -> Running {
