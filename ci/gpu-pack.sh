@@ -6,12 +6,13 @@ cd "$(dirname "$0")/.."
 folder=${1:?usage: ci/gpu-pack.sh FOLDER}
 export PEERSUM_REQUIRE_NVCC=1
 mkdir -p "$folder"
-cargo build --release --package peersum-cli
-target=${CARGO_TARGET_DIR:-target}
-cp "$target/release/peersum" "$folder/peersum"
-executable() { "$@" 2>&1 | sed -n 's/.*Executable.*(\(.*\))$/\1/p'; }
-cp "$(executable cargo test --release --package peersum --test cuda --no-run)" "$folder/cuda_tests"
-cp "$(executable cargo bench --package peersum --bench all_reduce --no-run)" "$folder/bench"
+# In one call, so that the kernels are compiled once.
+messages=$(cargo build --release --message-format json-render-diagnostics --package peersum --package peersum-cli \
+  --bin peersum --test cuda --bench all_reduce)
+executable() { sed -n "s/.*\"name\":\"$1\".*\"executable\":\"\([^\"]*\)\".*/\1/p" <<< "$messages" | tail -n 1; }
+cp "$(executable peersum)" "$folder/peersum"
+cp "$(executable cuda)" "$folder/cuda_tests"
+cp "$(executable all_reduce)" "$folder/bench"
 strip "$folder"/{peersum,cuda_tests,bench}
 cp ci/gpu.sh "$folder/gpu.sh"
 du -sh "$folder"

@@ -92,6 +92,79 @@ PEERSUM_VERIFY(f32, float)
 PEERSUM_VERIFY(f16, __half)
 PEERSUM_VERIFY(bf16, __nv_bfloat16)
 
+// Whether packets and words come whole: every thread of the writer's grid stores rounds 1, 2, ... to a place of its own, as fast
+// as it can, and a thread of the reader's loads there all the time. A round's bits follow from one another, so that a load with
+// some of one round and some of another shows. `counts` are loads, rounds that a load found for the first time, and torn loads.
+namespace peersum {
+
+__device__ __forceinline__ Pack whole_packet(uint32_t round, uint32_t place) {
+  const uint32_t first = mix(round * 0x9e3779b9u + place);
+  return Pack{{first, mix(first), ~first, round}};
+}
+
+__device__ __forceinline__ uint64_t whole_word(uint32_t round, uint32_t place) {
+  return static_cast<uint64_t>(mix(round * 0x9e3779b9u + place)) << 32 | round;
+}
+
+template <typename Load>
+__device__ __forceinline__ void read_whole(uint32_t rounds, uint64_t patience_ns, unsigned long long* counts,
+                                           const Load& load) {
+  unsigned long long loads = 0, fresh = 0, torn = 0;
+  const uint64_t started = global_timer();
+  for (uint32_t last = 0; last != rounds;) {
+    bool whole = true;
+    const uint32_t round = load(&whole);
+    loads++;
+    if (!whole) torn++;
+    if (round != last) fresh++;
+    last = round;
+    if (loads % 1024 == 0 && global_timer() - started > patience_ns) break;
+  }
+  atomicAdd(counts, loads);
+  atomicAdd(counts + 1, fresh);
+  atomicAdd(counts + 2, torn);
+}
+
+}  // namespace peersum
+
+extern "C" __global__ void peersum_write_packets(peersum::Pack* places, uint32_t rounds) {
+  const uint32_t place = blockIdx.x * blockDim.x + threadIdx.x;
+  for (uint32_t round = 1; round <= rounds; round++) {
+    peersum::store_packet_relaxed_sys(places + place, peersum::whole_packet(round, place));
+  }
+}
+
+extern "C" __global__ void peersum_read_packets(const peersum::Pack* places, uint32_t rounds, uint64_t patience_ns,
+                                                unsigned long long* counts) {
+  const uint32_t place = blockIdx.x * blockDim.x + threadIdx.x;
+  peersum::read_whole(rounds, patience_ns, counts, [&](bool* whole) {
+    const peersum::Pack found = peersum::load_packet_relaxed_sys(places + place);
+    const uint32_t round = found.words[3];
+    const peersum::Pack expected = peersum::whole_packet(round, place);
+    *whole = round == 0 || (found.words[0] == expected.words[0] && found.words[1] == expected.words[1] &&
+                            found.words[2] == expected.words[2]);
+    return round;
+  });
+}
+
+extern "C" __global__ void peersum_write_words(uint64_t* places, uint32_t rounds) {
+  const uint32_t place = blockIdx.x * blockDim.x + threadIdx.x;
+  for (uint32_t round = 1; round <= rounds; round++) {
+    peersum::store_relaxed_sys(places + place, peersum::whole_word(round, place));
+  }
+}
+
+extern "C" __global__ void peersum_read_words(const uint64_t* places, uint32_t rounds, uint64_t patience_ns,
+                                              unsigned long long* counts) {
+  const uint32_t place = blockIdx.x * blockDim.x + threadIdx.x;
+  peersum::read_whole(rounds, patience_ns, counts, [&](bool* whole) {
+    const uint64_t found = peersum::load_relaxed_sys(places + place);
+    const uint32_t round = static_cast<uint32_t>(found);
+    *whole = round == 0 || found == peersum::whole_word(round, place);
+    return round;
+  });
+}
+
 // The next round.
 extern "C" __global__ void peersum_advance(uint64_t* round) { *round += 1; }
 

@@ -128,18 +128,6 @@ pub enum Error {
         reason: String,
     },
 
-    /// Two devices can't map each other's memory.
-    #[error(
-        "device {from} can't access the memory of device {to} (no NVLink, or P2P is off between them): `nvidia-smi \
-         topo -p2p rw` shows why. Use devices that can"
-    )]
-    NoPeerAccess {
-        /// The ordinal of the device that would access.
-        from: usize,
-        /// The ordinal of the device whose memory it would access.
-        to: usize,
-    },
-
     /// The backend doesn't serve this many ranks.
     #[error("{backend} serves 1 to {most} ranks, not {world}")]
     UnsupportedWorld {
@@ -533,6 +521,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// Why ranks that don't reach each other have no group, where NCCL could not take its place either.
+    #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+    pub(crate) fn without_nccl(mut self, why: &str) -> Error {
+        if let Error::Unmapped { reason, .. } | Error::SelfTestFailed { reason, .. } = &mut self {
+            reason.push_str(&format!("; nor can NCCL take the calls: {why}"));
+        }
+        self
+    }
+
     /// Whether the communicator can be used as before: true for everything found before anything was started.
     pub fn is_recoverable(&self) -> bool {
         !matches!(

@@ -49,6 +49,8 @@ mod options;
 pub mod protocol;
 #[cfg(not(any(loom, shuttle)))]
 mod sealed;
+#[cfg(not(any(loom, shuttle)))]
+mod self_test;
 
 pub use dtype::{DType, Element};
 pub use error::{Error, Phase, Result};

@@ -32,7 +32,8 @@ pub enum Overlap {
 pub enum Nccl {
     /// No.
     Off,
-    /// If the group's table hands calls over to it. Where it can't be joined then, the group goes on without.
+    /// If the group's table hands calls over to it. Where it can't be joined then, the group goes on without. And
+    /// if the ranks can't use each other's memory: then it takes all calls.
     #[default]
     Tabled,
     /// Wherever it can be joined.
@@ -98,11 +99,12 @@ pub struct Options {
     /// Never hands a call over to NCCL, whose bits depend on the size of the message and on the machine: this library's own
     /// algorithms all give the same. Default: false.
     pub deterministic: bool,
-    /// Whether ranks that are processes of the host backend test what they have mapped before they return from the
-    /// meeting: calls of every algorithm, whose results each rank checks and all agree on. A peer's memory that is not
-    /// reached, or not all of it, is [`Error::SelfTestFailed`](crate::Error::SelfTestFailed) on all ranks. It takes some
-    /// tens of milliseconds, and meanwhile as much memory again as [`Options::staging_bytes`], with which the time grows
-    /// too. Default: true. No effect on threads of one process, which share one mapping, and on CUDA.
+    /// Whether ranks test what they have mapped of each other before they return from the meeting: calls of every
+    /// algorithm, whose results each rank checks and all agree on. A peer's memory that is not reached, or not all of it,
+    /// is [`Error::SelfTestFailed`](crate::Error::SelfTestFailed) on all ranks, or on GPUs leaves all calls to NCCL
+    /// where that can be had. On the host it takes some tens of milliseconds, and meanwhile as much memory again as
+    /// [`Options::staging_bytes`], with which the time grows too; on GPUs some milliseconds, and 24 MiB. Default: true. No
+    /// effect on threads of one process on the host, which share one mapping, or of which two share a GPU.
     pub self_test: bool,
     /// The epoch before the first round. The protocol must not care; tests start it just below a wrap.
     pub first_epoch: u32,

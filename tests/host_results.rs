@@ -237,3 +237,16 @@ fn the_order_of_arrival_does_not_show() {
         }
     });
 }
+
+/// So that a run with processes is one.
+#[test]
+fn ranks_are_what_was_asked_for() {
+    let own = std::process::id();
+    let ranks = run_ranks(group(3, &Options::default()), |_, _| vec![std::process::id()]).concat();
+    match common::are_processes() {
+        true => {
+            assert!((0..3).all(|rank| ranks[rank] != own && ranks[rank] != ranks[(rank + 1) % 3]), "{own}, {ranks:?}")
+        }
+        false => assert_eq!(ranks, [own; 3]),
+    }
+}

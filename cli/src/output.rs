@@ -20,8 +20,7 @@ impl Output {
         Output { progress, shown: true }
     }
 
-    /// For tests.
-    #[cfg(all(test, feature = "cuda"))]
+    /// Of a rank whose results another one tells, and for tests.
     pub(crate) fn hidden() -> Self {
         Output { progress: ProgressBar::hidden(), shown: false }
     }

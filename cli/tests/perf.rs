@@ -82,6 +82,42 @@ fn the_table_says_what_was_measured_and_how() {
 }
 
 #[test]
+fn rows_are_held_against_what_a_probe_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let [limits, report] = ["limits.toml", "report.json"].map(|name| folder.path().join(name));
+    std::fs::write(&limits, "t0_us = 0.1\nL = 0.1\nF = 0.2\nB = 10\n").unwrap();
+    let flags = format!(
+        "--backend host -g 2 -b 1K -e 4K -n 2 --algorithm one-shot --limits {} -J {}",
+        limits.display(),
+        report.display()
+    );
+    let text = stdout(&perf(&flags));
+    assert!(text.contains("# What a call must take, by launch, hops and bytes: T0 0.1, L 0.1, R 0.2,"), "{text}");
+    assert!(text.contains("# Not measured: R 2 L"), "{text}");
+    let rows: Vec<Vec<_>> = text
+        .lines()
+        .skip_while(|line| !line.ends_with("bound"))
+        .skip(1)
+        .take(4)
+        .map(|line| line.trim_start_matches('#').split_whitespace().collect())
+        .collect();
+    // Launch, a hop, a fence, and 1024 or 4096 bytes at 10 GB/s.
+    for (row, [bytes, limit]) in
+        rows.iter().zip([["1024", "0.50"], ["1024", "0.50"], ["4096", "0.81"], ["4096", "0.81"]])
+    {
+        assert_eq!((row[0], row[5], row[6]), (bytes, "one-shot", limit), "{text}");
+        let [time, ratio] = [row[4], row[7]].map(|figure| figure.parse::<f64>().unwrap());
+        let limit: f64 = limit.parse().unwrap();
+        assert!((time / limit / ratio - 1.0).abs() < 0.05, "{text}");
+    }
+    let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&report).unwrap()).unwrap();
+    assert_eq!(report["results"][0]["limit"]["own_us"].as_f64().map(|us| (us * 100.0).round()), Some(50.0));
+
+    let missing = perf("--backend host -g 2 --limits /nowhere/limits.json");
+    assert!(!missing.status.success() && stderr(&missing).contains("/nowhere/limits.json"), "{}", stderr(&missing));
+}
+
+#[test]
 fn without_a_gpu_the_host_runs_and_says_why() {
     let hide_gpus = |backend: &str| {
         Command::new(env!("CARGO_BIN_EXE_peersum"))

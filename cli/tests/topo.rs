@@ -127,3 +127,12 @@ fn the_devices_that_cuda_shows_are_told_from_the_machine_s() {
     assert!(text.split("CUDA's devices").nth(1).unwrap().contains("NV12"), "{text}");
     assert!(!topo(fixtures::BRIDGES4, &[]).contains("CUDA's devices"));
 }
+
+#[test]
+fn a_page_has_the_graph_and_the_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("topo.html");
+    topo(fixtures::BRIDGES4, &["--html", file.to_str().unwrap()]);
+    let page = std::fs::read_to_string(&file).unwrap();
+    assert!(page.contains("<svg") && page.contains(">NV12<") && page.contains("Nearest NIC"), "{page}");
+}

@@ -53,6 +53,18 @@ fn what_can_not_be_is_told_before_a_gpu_is_looked_for() {
     }
 }
 
+/// Each of them would measure all GPUs, at the same time.
+#[test]
+fn several_that_a_launcher_started_are_refused() {
+    let output = Command::new(env!("CARGO_BIN_EXE_peersum"))
+        .args(["tune", "--quick"])
+        .envs([("RANK", "1"), ("WORLD_SIZE", "4")])
+        .output()
+        .expect("the command starts");
+    let error = said(&output);
+    assert!(error.contains("a launcher started 4 of this"), "{error}");
+}
+
 #[test]
 fn help_says_what_becomes_of_it() {
     let home = tempfile::tempdir().expect("a directory");

@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf};
 
 use super::{Decision, NcclFrom, Question, Reason, Source, Tuned, table::placement_name};
 use crate::{
-    Choice, DType,
+    Choice, DType, Error,
     protocol::plan::{Plan, Priors},
 };
 
@@ -18,7 +18,7 @@ pub enum Taken {
 }
 
 /// What [`Source::explain`] can't know by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Facts<'a> {
     /// What the call does in the end.
     pub taken: Taken,
@@ -26,6 +26,8 @@ pub struct Facts<'a> {
     pub forced: bool,
     /// Why NCCL can't be had, if it can't.
     pub nccl_missing: Option<&'a str>,
+    /// Why the ranks can't use each other's memory, if they can't: then NCCL has all calls.
+    pub fallback: Option<&'a Error>,
 }
 
 /// Why a call is done as it is; its [`Display`](fmt::Display) is some sentences.
@@ -46,6 +48,8 @@ pub struct Explanation {
     pub expected_us: Option<f64>,
     /// Why NCCL is not called, where it isn't.
     pub not_nccl: Option<NotNccl>,
+    /// Why the ranks can't use each other's memory, if that is why NCCL is called.
+    pub fallback: Option<Error>,
 }
 
 /// Why an algorithm is taken.
@@ -67,6 +71,8 @@ pub enum Why {
     },
     /// Priors have it.
     Priors,
+    /// The ranks can't use each other's memory, so NCCL has all calls.
+    Fallback,
 }
 
 /// Where a choice is from.
@@ -131,6 +137,7 @@ impl Source {
         };
         let why = match (facts.taken, step) {
             _ if facts.forced => Why::Forced,
+            _ if facts.fallback.is_some() => Why::Fallback,
             (Taken::Nccl, _) => Why::Border {
                 from_bytes: match curve.map(|(_, curve)| curve.nccl_from) {
                     Ok(NcclFrom::Bytes(bytes)) => bytes,
@@ -157,6 +164,7 @@ impl Source {
             wanted: taken.filter(|&taken| !facts.forced && taken != own).map(|_| own),
             expected_us,
             not_nccl: taken.and_then(|_| self.not_nccl(question, facts)),
+            fallback: facts.fallback.cloned(),
         }
     }
 
@@ -207,6 +215,13 @@ impl fmt::Display for Explanation {
             Why::Step { from_bytes, below_bytes: None } => write!(f, ": it has all from {from_bytes} B in ")?,
             Why::Border { from_bytes } => write!(f, ": it has all from {from_bytes} B in ")?,
             Why::Priors => write!(f, ": chosen by ")?,
+            Why::Fallback => {
+                write!(f, ": it has all calls. ")?;
+                if let Some(error) = &self.fallback {
+                    write!(f, "{error}. ")?;
+                }
+                write!(f, "Else it would be up to ")?;
+            }
         }
         match &self.origin {
             Origin::Table { path, measured, command, dtype: of } => {

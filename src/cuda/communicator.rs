@@ -1,5 +1,8 @@
 //! A rank's handle.
 
+mod join;
+mod self_test;
+
 use std::{
     ffi::c_void,
     ptr,
@@ -11,30 +14,27 @@ use cudarc::driver::{CudaStream, sys};
 
 use super::{
     driver::{self, Device, check},
-    group::{Ending, Group, offsets},
-    handover::{self, Handover, Joined, WINDOW_BYTES},
+    group::{Group, offsets},
+    handover::{Handover, Joined},
     machine::machine,
-    memory::Segment,
     module::{Kernels, resident_index},
-    peers::{self, Vigil},
     priors,
     symmetric::{Heap, SymmetricMemory},
 };
 use crate::{
-    Algorithm, DType, Error, Nccl, Options, Overlap, Placement, Plan, ReduceOp, Result, TableFrom,
-    crossover::{Explanation, Facts, Machine, Question, Reason, Source, Taken, agree},
+    Algorithm, DType, Error, Options, Overlap, Placement, Plan, ReduceOp, Result,
+    crossover::{Explanation, Facts, Machine, Question, Source, Taken},
     meeting::{self, Local, Meeting, Seat},
-    nccl::{AllReduce, Library, Version},
+    nccl::{self, AllReduce, Version},
     protocol::{
         bindings,
         call::Call,
-        layout::Layout,
         plan::{Choice, Forced, plan},
         split::PACK_BYTES,
     },
 };
 
-const DEFAULT_STAGING_BYTES: usize = 32 << 20;
+pub use self_test::Lie;
 
 /// One rank of a group of GPUs.
 ///
@@ -79,6 +79,8 @@ pub struct Communicator {
     /// NCCL, or why calls can't be handed over to it.
     handover: Joined,
     gated: bool,
+    /// Why the ranks can't reach each other's memory, if so: all calls go to NCCL then, without a gate.
+    fallback: Option<Error>,
     group: Arc<Group>,
 }
 
@@ -144,7 +146,12 @@ impl AbortHandle {
 impl Communicator {
     /// The communicators of ranks that live in this process, rank r on `devices[r]`. A device may stand several times.
     ///
-    /// All devices must be able to map each other's memory. Blocks until every rank is ready, at most for the timeout.
+    /// Blocks until every rank is ready, at most for the timeout. Ranks on several devices have a
+    /// [self-test](Options::self_test) first. Where their devices can't reach each other's memory, all calls go to NCCL.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unmapped`] and [`Error::SelfTestFailed`] as for [`Communicator::meet`].
     pub fn local(devices: &[usize], options: &Options) -> Result<Vec<Communicator>> {
         Communicator::of_threads(devices, options, &vec![None; devices.len()])
     }
@@ -168,18 +175,20 @@ impl Communicator {
     fn of_threads(
         devices: &[usize],
         options: &Options,
-        nccl: &[Option<Arc<dyn AllReduce>>],
+        lent: &[Option<Arc<dyn AllReduce>>],
     ) -> Result<Vec<Communicator>> {
         let world = devices.len();
         check_world(world)?;
         super::available()?;
+        // NCCL's communicators of groups before this one, in whose ranks' way they would be.
+        nccl::wait_for_ends();
         let seats = Local::group(world, options.timeout).into_iter().map(Seat::Threads);
         let joined: Vec<Result<Communicator>> = std::thread::scope(|scope| {
             let joins: Vec<_> = seats
-                .zip(devices.iter().zip(nccl))
-                .map(|(mut seat, (&device, nccl))| {
+                .zip(devices.iter().zip(lent))
+                .map(|(mut seat, (&device, lent))| {
                     scope.spawn(move || {
-                        let joined = Communicator::join(&mut seat, device, options, nccl.clone());
+                        let joined = Communicator::join(&mut seat, device, options, lent.clone(), None);
                         if let Err(error) = &joined {
                             seat.leave(error);
                         }
@@ -219,8 +228,8 @@ impl Communicator {
         Communicator::meet(&meeting, device, options)
     }
 
-    /// This process's rank of the group that meets there, on this device. Blocks until all ranks have come and have mapped
-    /// each other's memory: for [`Meeting::timeout`] at most until all have come, and from then on for [`Options::timeout`].
+    /// This process's rank of the group that meets there, on this device. Blocks until all ranks have come and can reach
+    /// each other's memory, which a [self-test](Options::self_test) shows: for [`Meeting::timeout`] at most until all have come, and from then on for [`Options::timeout`].
     ///
     /// The ordinal is this process's own; ranks know devices by their UUIDs, and each must see all of them. Ranks that share a
     /// device should run under MPS: without it their kernels take turns, which is right, and slow.
@@ -232,7 +241,10 @@ impl Communicator {
     /// * [`Error::MeetingPlace`], [`Error::ForeignPeer`], [`Error::RankTaken`], [`Error::WorldsDiffer`],
     ///   [`Error::VersionsDiffer`], [`Error::OptionsDiffer`], [`Error::SeveralMachines`]: these ranks can't meet, or be a
     ///   group.
-    /// * [`Error::HiddenDevice`], [`Error::NoPeerAccess`], [`Error::Unmapped`]: they can't reach each other's memory.
+    /// * [`Error::HiddenDevice`]: a rank does not see another's device.
+    /// * [`Error::Unmapped`] and [`Error::SelfTestFailed`]: one rank's memory does not reach another, and NCCL, which then
+    ///   takes all calls ([`Communicator::fallback`]), can't be joined, or must not be ([`Options::nccl`],
+    ///   [`Options::deterministic`], [`Options::algorithm`]). All return the same, and can meet again.
     pub fn meet(meeting: &Meeting, device: usize, options: &Options) -> Result<Communicator> {
         check_world(meeting.world_size())?;
         super::available()?;
@@ -260,105 +272,29 @@ impl Communicator {
         Communicator::join_processes(seat, device, options)
     }
 
-    fn join_processes(mut seat: Seat, device: usize, options: &Options) -> Result<Communicator> {
-        let joined = Communicator::join(&mut seat, device, options, None);
+    /// As [`Communicator::meet`], with a fault: for tests of who finds it.
+    #[doc(hidden)]
+    pub fn meet_lying(
+        meeting: &Meeting,
+        device: usize,
+        options: &Options,
+        about: usize,
+        lie: Lie,
+    ) -> Result<Communicator> {
+        let seat = meeting.open(options.timeout)?;
+        Communicator::join_lying(seat, device, options, Some((about, lie)))
+    }
+
+    fn join_processes(seat: Seat, device: usize, options: &Options) -> Result<Communicator> {
+        Communicator::join_lying(seat, device, options, None)
+    }
+
+    fn join_lying(mut seat: Seat, device: usize, options: &Options, lie: Option<(usize, Lie)>) -> Result<Communicator> {
+        let joined = Communicator::join(&mut seat, device, options, None, lie);
         if let Err(error) = &joined {
             seat.leave(error);
         }
         joined
-    }
-
-    fn join(
-        seat: &mut Seat,
-        device: usize,
-        options: &Options,
-        nccl: Option<Arc<dyn AllReduce>>,
-    ) -> Result<Communicator> {
-        validate(options.forced())?;
-        if options.algorithm == Some(Algorithm::Nccl) && (options.deterministic || options.nccl == Nccl::Off) {
-            return Err(Error::InvalidOption {
-                option: "algorithm",
-                value: Algorithm::Nccl.to_string(),
-                reason: "the same options exclude NCCL (deterministic, or Nccl::Off)".into(),
-            });
-        }
-        let (rank, world) = (seat.rank(), seat.world() as u32);
-        seat.agree(options)?;
-        let device = Device::open(device)?;
-        let devices = peers::devices(seat, &device)?;
-        for peer in &devices {
-            if peer.ordinal != device.ordinal && !device.can_access(peer)? {
-                return Err(Error::NoPeerAccess { from: device.ordinal, to: peer.ordinal });
-            }
-        }
-        let sharing = devices.iter().filter(|peer| peer.ordinal == device.ordinal).count() as u32;
-        match seat {
-            Seat::Threads(_) if sharing > 8 && std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() => {
-                tracing::warn!(sharing, "ranks share a device: set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts");
-            }
-            Seat::Processes(_) if sharing > 1 && !has_mps() => {
-                tracing::warn!(
-                    rank,
-                    sharing,
-                    "ranks share a device without MPS: their kernels take turns, and calls take as long as that lasts"
-                );
-            }
-            _ => {}
-        }
-
-        let patience = patience(options);
-        let kernels = Kernels::load(&device, world)?;
-        let resident = seat
-            .all_gather(kernels.resident(&device, sharing)?)?
-            .into_iter()
-            .reduce(|left, right| left.into_iter().zip(right).map(|(left, right)| left.min(right)).collect());
-        let resident = resident.unwrap_or_default();
-
-        let staging = options.staging_bytes.unwrap_or(DEFAULT_STAGING_BYTES);
-        let region = Layout::new(world, bindings::PEERSUM_MAX_BLOCKS, staging / 2)?;
-        let regions = [region; 2];
-        let regions_bytes: u64 = regions.iter().map(Layout::segment_bytes).sum();
-        let heap_start = regions_bytes.next_multiple_of(WINDOW_BYTES);
-        let bytes = heap_start.saturating_add(options.symmetric_bytes as u64);
-        // Cleared before any peer knows of it, so that no peer's flag can be wiped.
-        let segment = Segment::new(distinct(&device, &devices), bytes, patience)?;
-        segment.clear([0, regions[0].segment_bytes()], options.first_epoch)?;
-        let heap = segment.address() + heap_start..segment.address() + bytes;
-        let segments = peers::segments(seat, segment, &device, patience)?;
-        let records = peers::records(seat, &device, patience)?;
-        let ending = Arc::new(Ending::new(records));
-        let vigil = Vigil::keep(seat, &ending)?;
-        let group = Arc::new(Group { ending, regions, segments, devices, _vigil: vigil });
-        let (source, library) = choices(seat, options, &group, nccl.as_deref())?;
-        let handover = match handover::unwanted(options, &source) {
-            _ if world == 1 => Err("a rank alone has nothing to hand over".into()),
-            Some(reason) => Err(reason),
-            None => match seat {
-                Seat::Threads(meeting) => {
-                    let library = library.unwrap_or_else(|| Library::open(options.nccl_library.as_deref()));
-                    let seat = handover::Seat { meeting, device: &device, sharing, group: &group, heap: heap.clone() };
-                    Handover::join(seat, options, &library, nccl)?
-                }
-                Seat::Processes(_) => Handover::without("ranks that are processes don't join NCCL", options)?,
-            },
-        };
-        Ok(Communicator {
-            rank: rank as u32,
-            kernels,
-            resident,
-            options: options.clone(),
-            source,
-            forced: options.forced(),
-            dependent_launch: device
-                .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
-                >= 9,
-            last_large: None,
-            last_stream: Arc::default(),
-            heap: Arc::new(Heap::new(heap)),
-            handover,
-            gated: true,
-            group,
-        })
     }
 
     /// This rank, from 0.
@@ -382,7 +318,7 @@ impl Communicator {
 
     /// Bytes of device memory that this rank takes.
     pub fn memory_bytes(&self) -> usize {
-        self.group.segments[self.rank as usize].bytes()
+        self.group.own().bytes()
     }
 
     /// A piece of this rank's symmetric memory, of [`Options::symmetric_bytes`], its content undefined. Tensors in it are
@@ -417,7 +353,16 @@ impl Communicator {
         }
         let resident = |algorithm, threads| self.resident_blocks(algorithm, threads);
         let decision = self.source.choose(&self.question(placement, bytes, dtype), priors::choose);
-        let choice = if decision.nccl && self.handover.is_ok() { Choice::NCCL } else { decision.own };
+        let choice = match &self.fallback {
+            None if decision.nccl && self.handover.is_ok() => Choice::NCCL,
+            None => decision.own,
+            Some(error) => match self.forced.algorithm {
+                None | Some(Algorithm::Nccl) => Choice::NCCL,
+                Some(algorithm) => {
+                    return Err(Error::AlgorithmUnavailable { algorithm, reason: error.to_string() });
+                }
+            },
+        };
         let plan = plan(bytes, placement, &self.group.regions[0], self.forced, choice, &resident)?;
         if plan.algorithm == Algorithm::Nccl
             && let Err(reason) = &self.handover
@@ -441,6 +386,7 @@ impl Communicator {
             taken: if plan.algorithm == Algorithm::Nccl { Taken::Nccl } else { Taken::Own(plan) },
             forced: self.forced.algorithm.is_some(),
             nccl_missing: self.handover.as_ref().err().map(String::as_str),
+            fallback: self.fallback.as_ref(),
         };
         Ok(Some(self.source.explain(&self.question(placement, bytes, dtype), &facts, priors::choose)))
     }
@@ -454,7 +400,13 @@ impl Communicator {
     /// measured: ranks that differ then wait in NCCL.
     #[doc(hidden)]
     pub fn gate_nccl(&mut self, gate: bool) {
-        self.gated = gate;
+        self.gated = gate && self.fallback.is_none();
+    }
+
+    /// Why all calls go to NCCL, if they do since the ranks can't use each other's memory: what joining would have failed
+    /// with if NCCL could not have been joined. The same on every rank.
+    pub fn fallback(&self) -> Option<&Error> {
+        self.fallback.as_ref()
     }
 
     /// The version of the NCCL that is joined, or why none is.
@@ -517,7 +469,7 @@ impl Communicator {
         let device = self.own_device();
         let blocks = bindings::PEERSUM_MAX_BLOCKS as usize;
         let mut epochs = vec![0u32; 2 * blocks];
-        let address = self.group.segments[self.rank as usize].address();
+        let address = self.group.own().address();
         let offset = std::mem::offset_of!(bindings::peersum_control, epochs) as u64;
         let _entered = device.enter()?;
         // SAFETY: waits for the context that is current.
@@ -538,7 +490,14 @@ impl Communicator {
     pub fn flag_address(&self, packets: bool, half: u32, block: u32, writer: u32) -> u64 {
         let [flags, _] = &self.group.regions; // both are alike
         let region = if packets { flags.segment_bytes() } else { 0 };
-        self.group.segments[self.rank as usize].address() + region + flags.flag(half, block, writer)
+        self.group.own().address() + region + flags.flag(half, block, writer)
+    }
+
+    /// Where this process has the memory of `peer` that lies where this rank's has `address`: for tests of what kernels see there.
+    #[doc(hidden)]
+    pub fn peer_address(&self, peer: usize, address: u64) -> u64 {
+        let theirs = self.group.segments[peer].as_ref().expect("a group whose ranks reach each other");
+        theirs.address() + (address - self.group.own().address())
     }
 
     /// Enqueues the all-reduce of `count` elements of `dtype` at `input` into `output` on `stream`.
@@ -662,7 +621,7 @@ impl Communicator {
         let group = &self.group;
         let mut segments = [0; bindings::PEERSUM_MAX_RANKS as usize];
         for (address, segment) in segments.iter_mut().zip(&group.segments) {
-            *address = segment.address();
+            *address = segment.as_ref().map_or(0, |segment| segment.address());
         }
         let layout = &group.regions[0]; // both are alike
         let own = segments[self.rank as usize];
@@ -714,57 +673,12 @@ impl std::fmt::Debug for Communicator {
     }
 }
 
-/// Whether processes that share a device run at the same time there: whether MPS has its control daemon where CUDA looks.
-fn has_mps() -> bool {
-    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or("/tmp/nvidia-mps".into(), std::path::PathBuf::from);
-    folder.join("control").exists()
-}
-
 fn check_world(world: usize) -> Result<()> {
     let most = bindings::PEERSUM_MAX_RANKS as usize;
     match (1..=most).contains(&world) {
         true => Ok(()),
         false => Err(Error::UnsupportedWorld { world, backend: "the CUDA backend", most }),
     }
-}
-
-/// Where the group's choices come from, the same on every rank; and NCCL's library, if its version had to be asked for that.
-fn choices(
-    seat: &mut Seat,
-    options: &Options,
-    group: &Group,
-    lent: Option<&dyn AllReduce>,
-) -> Result<(Source, Option<Result<Arc<Library>>>)> {
-    let named = match &options.table {
-        TableFrom::Nowhere => {
-            return Ok((Source::Priors(Reason::Other("no table was asked for (Options::table)".into())), None));
-        }
-        TableFrom::File(path) => Some(path.as_path()),
-        TableFrom::Usual => None,
-    };
-    let load =
-        |nccl| Ok::<_, Error>(Source::load(&machine(&group.devices, nccl)?, named, |name| std::env::var_os(name)));
-    let mut source = load(lent.map(|nccl| nccl.version().to_string()))?;
-    let mut library = None;
-    // A table may hold but for NCCL, which takes time to load: whoever doesn't need it goes without.
-    if options.nccl != Nccl::Off
-        && lent.is_none()
-        && let Source::Table(tuned) = &source
-        && tuned.entry().hands_over()
-    {
-        let opened = Library::open(options.nccl_library.as_deref());
-        source = load(opened.as_ref().ok().map(|library| library.version().to_string()))?;
-        library = Some(opened);
-    }
-    let rank = seat.rank();
-    if let Some(reason) = source.reason().filter(|reason| reason.is_warning()) {
-        tracing::warn!(rank, %reason, "choosing by priors");
-    }
-    let agreed = agree(seat, source)?;
-    if let Some(warning) = agreed.warning {
-        tracing::warn!(rank, "{warning}");
-    }
-    Ok((agreed.source, library))
 }
 
 /// Launches the kernel of a call.
@@ -811,17 +725,6 @@ fn place(stream: sys::CUstream) -> Option<Place> {
         stream: stream as usize,
         captured: status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
     })
-}
-
-/// The device and those of its peers, each once, its own first.
-fn distinct(own: &Arc<Device>, devices: &[Arc<Device>]) -> Vec<Arc<Device>> {
-    let mut distinct = vec![own.clone()];
-    for device in devices {
-        if distinct.iter().all(|known| known.ordinal != device.ordinal) {
-            distinct.push(device.clone());
-        }
-    }
-    distinct
 }
 
 /// How long the end of memory may wait for kernels that use it, which may wait for their peers for the timeout.

@@ -24,13 +24,23 @@ const PATIENCE_WITH_PEER: Duration = Duration::from_millis(50);
 
 /// What all communicators of a group hold, and its graphs.
 pub(crate) struct Group {
+    /// This rank.
+    pub(crate) rank: u32,
     pub(crate) ending: Arc<Ending>,
     /// The regions of every segment, one behind the other: for flags and their slots, and for LL packets.
     pub(crate) regions: [Layout; 2],
-    pub(crate) segments: Vec<Arc<Segment>>,
+    /// Of all ranks; of the others none, if ranks don't reach each other's memory.
+    pub(crate) segments: Vec<Option<Arc<Segment>>>,
     pub(crate) devices: Vec<Arc<Device>>,
     /// Goes last: this rank leaves when nothing of it runs any more.
     pub(crate) _vigil: Option<Vigil>,
+}
+
+impl Group {
+    /// The rank's own segment.
+    pub(crate) fn own(&self) -> &Segment {
+        self.segments[self.rank as usize].as_ref().expect("every rank has its own")
+    }
 }
 
 /// How a group ends, if it does before its communicators go. It holds no memory but the ranks' records.
@@ -167,7 +177,8 @@ fn error_of(record: &bindings::peersum_record, peers: Option<&bindings::peersum_
             Error::PeerTimeout { rank, peer, block, epoch, phase, waited: Duration::from_nanos(record.waited_ns) }
         }
         bindings::PEERSUM_GAVE_UP_MISMATCH => {
-            let (call, peer_call) = (call_of(record), peers.map(call_of));
+            let Some(call) = call_of(record) else { return Error::Aborted { by: Some(rank) } };
+            let peer_call = peers.and_then(call_of);
             if peer_call.is_some_and(|peer_call| peer_call.hash() == call.hash()) {
                 // The peer had given up this same call, and its next ones left their flags as they went through undone.
                 return Error::Aborted { by: Some(peer) };
@@ -189,16 +200,15 @@ pub(crate) fn offsets(algorithm: Algorithm, input: u64, output: u64) -> [u64; 2]
     }
 }
 
-/// The call that a rank gave up.
-fn call_of(record: &bindings::peersum_record) -> Call {
-    // Codes that this library's own kernels copied from what the communicator gave them.
-    let dtype = DType::ALL[record.dtype as usize];
-    let op = ReduceOp::ALL[record.op as usize];
-    let algorithm = Algorithm::from_code(record.algorithm).expect("a code of this library's");
-    let chunk_bytes = record.chunk_units * algorithm.unit_bytes();
+/// The call that a rank gave up. `None` if the record says none: other processes can write theirs.
+fn call_of(record: &bindings::peersum_record) -> Option<Call> {
+    let dtype = *DType::ALL.get(record.dtype as usize)?;
+    let op = *ReduceOp::ALL.get(record.op as usize)?;
+    let algorithm = Algorithm::from_code(record.algorithm)?;
+    let chunk_bytes = record.chunk_units.checked_mul(algorithm.unit_bytes())?;
     let plan = Plan { algorithm, blocks: record.blocks, threads: record.threads, chunk_bytes };
     let offsets = offsets(algorithm, record.input, record.output);
-    Call { bytes: record.count * dtype.size() as u64, dtype, op, plan, offsets }
+    Some(Call { bytes: record.count.checked_mul(dtype.size() as u64)?, dtype, op, plan, offsets })
 }
 
 #[cfg(test)]
@@ -242,6 +252,29 @@ mod tests {
         assert_eq!(error_of(&noticed, Some(&aborted(99))), mismatch(Some(call(99))));
         assert_eq!(error_of(&noticed, None), mismatch(None));
         assert_eq!(error_of(&noticed, Some(&aborted(100))), Error::Aborted { by: Some(0) });
+    }
+
+    /// As another process could leave it there.
+    #[test]
+    fn a_record_of_any_words_is_some_error() {
+        let mut state = 1u32;
+        let mut word = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state >> 8
+        };
+        for _ in 0..10_000 {
+            let mut records = [(); 2].map(|()| {
+                // SAFETY: a record is plain numbers, for which any bytes are a value.
+                unsafe { std::mem::zeroed::<bindings::peersum_record>() }
+            });
+            for record in &mut records {
+                (record.reason, record.rank, record.peer, record.abort) = (word() % 5, word(), word(), word());
+                (record.dtype, record.op, record.algorithm) = (word() % 4, word() % 6, word() % 12);
+                (record.blocks, record.threads, record.phase) = (word(), word(), word() % 9);
+                (record.count, record.chunk_units) = (u64::from(word()) << (word() % 41), u64::from(word()) << 40);
+            }
+            assert!(!error_of(&records[0], Some(&records[1])).to_string().is_empty());
+        }
     }
 
     #[test]

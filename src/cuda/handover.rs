@@ -21,7 +21,7 @@ use super::{
 use crate::{
     Algorithm, Error, Nccl, Options, Result,
     crossover::Source,
-    meeting::Local,
+    meeting,
     nccl::{self, AllReduce, Library, Registered, Settings, WarmUp, join},
 };
 
@@ -53,7 +53,7 @@ pub(crate) type Joined = std::result::Result<Arc<Handover>, String>;
 
 /// A rank that joins NCCL.
 pub(crate) struct Seat<'a> {
-    pub(crate) meeting: &'a mut Local,
+    pub(crate) meeting: &'a mut meeting::Seat,
     pub(crate) device: &'a Arc<Device>,
     /// How many ranks its device has.
     pub(crate) sharing: u32,
@@ -126,17 +126,6 @@ impl Handover {
         }
     }
 
-    /// None, for that reason.
-    ///
-    /// # Errors
-    /// [`Error::NcclUnavailable`] where NCCL is required.
-    pub(crate) fn without(reason: &str, options: &Options) -> Result<Joined> {
-        match required(options) {
-            true => Err(Error::NcclUnavailable { reason: reason.into() }),
-            false => Ok(Err(reason.into())),
-        }
-    }
-
     /// Looks after `nccl` from now on.
     fn new(nccl: Arc<dyn AllReduce>, window: std::result::Result<(), String>, ending: Arc<Ending>) -> Result<Handover> {
         let over = Arc::new(Over::default());
@@ -182,6 +171,8 @@ impl Seat<'_> {
         settings.max_blocks = (self.sharing > 1).then_some(shared);
         settings.sharing = self.sharing > 1;
         settings.keep = Some(self.group.clone());
+        let ending = self.group.ending.clone();
+        settings.over = Arc::new(move || ending.has_come());
         let device = self.device.clone();
         settings.enter = Arc::new(move || device.make_current());
         let mut lost = String::new();

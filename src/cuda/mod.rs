@@ -32,6 +32,8 @@ mod priors;
 mod symmetric;
 mod verify;
 
+#[doc(hidden)]
+pub use communicator::Lie;
 pub(crate) use communicator::Lifeline;
 pub use communicator::{AbortHandle, Communicator};
 pub(crate) use driver::{Restored, check};

@@ -36,31 +36,28 @@ pub(crate) fn devices(seat: &mut Seat, own: &Arc<Device>) -> Result<Vec<Arc<Devi
     found.collect()
 }
 
-/// The segments of all ranks, mapped for this rank's device at least.
+/// The segments of all ranks, mapped for this rank's device at least, or why one can't be.
 pub(crate) fn segments(
     seat: &mut Seat,
     own: Segment,
     device: &Arc<Device>,
     patience: Duration,
-) -> Result<Vec<Arc<Segment>>> {
+) -> Result<Vec<Result<Arc<Segment>>>> {
     if let Seat::Threads(local) = seat {
-        return local.all_gather(Arc::new(own));
+        return Ok(local.all_gather(Arc::new(own))?.into_iter().map(Ok).collect());
     }
     let rank = seat.rank();
     let lengths = seat.all_gather(own.bytes())?;
     let descriptors = seat.all_gather_fds(vec![own.export()?])?;
     let mut own = Some(own);
-    let segments =
-        lengths.into_iter().zip(descriptors).enumerate().map(|(peer, (bytes, descriptors))| {
-            if peer == rank {
-                return Ok(Arc::new(own.take().expect("this rank is one of them, once")));
-            }
-            let [descriptor] = descriptors.as_slice() else { return Err(handed_nothing(peer)) };
-            Segment::import(descriptor, bytes, device.clone(), patience)
-                .map(Arc::new)
-                .map_err(|error| Error::Unmapped { rank, peer, reason: error.to_string() })
-        });
-    segments.collect()
+    let segments = lengths.into_iter().zip(descriptors).enumerate().map(|(peer, (bytes, descriptors))| {
+        if peer == rank {
+            return Ok(Arc::new(own.take().expect("this rank is one of them, once")));
+        }
+        let [descriptor] = descriptors.as_slice() else { return Err(handed_nothing(peer)) };
+        Segment::import(descriptor, bytes, device.clone(), patience).map(Arc::new)
+    });
+    Ok(segments.collect())
 }
 
 /// The records of all ranks.

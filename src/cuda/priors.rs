@@ -16,38 +16,32 @@ const MIB: u64 = 1 << 20;
 ///
 /// Blocks and threads follow from a sweep on one GPU that the ranks shared (docs/measurements.md). So does the choice of
 /// pull over push for long messages, which take as many bytes over NVLink: ranks that share a GPU can't rank the two.
+///
+/// For two ranks all of it was measured, by `peersum tune` on two H200 over NVLink.
 pub(crate) fn choose(bytes: u64, world: u32, placement: Placement) -> Choice {
+    if world <= 2 {
+        return between_two(bytes, placement);
+    }
     let one_shot_up_to = match world {
-        0..=2 => 512 * KIB,
-        3 => 256 * KIB,
+        ..=3 => 256 * KIB,
         4 => 128 * KIB,
         5 | 6 => 64 * KIB,
         _ => 32 * KIB,
     };
     // A one-shot reads more bytes than a two-shot, and pays for no fence.
-    let one_shot_direct_up_to = match world {
-        0..=2 => MIB,
-        3 | 4 => 256 * KIB,
-        _ => 0,
-    };
+    let one_shot_direct_up_to = if world <= 4 { 256 * KIB } else { 0 };
     let direct = if bytes <= one_shot_direct_up_to && Algorithm::OneShotDirect.serves(placement) {
         Algorithm::OneShotDirect
     } else {
         Algorithm::TwoShotDirect
     };
-    let packets_up_to = match (direct.serves(placement), world) {
-        (false, _) => 512 * KIB,
-        (true, 0..=2) => 256 * KIB,
-        (true, _) => 128 * KIB,
-    };
+    let packets_up_to = if direct.serves(placement) { 128 * KIB } else { 512 * KIB };
     let algorithm = if bytes <= one_shot_up_to.min(packets_up_to) {
         Algorithm::OneShotLl
     } else if bytes <= packets_up_to {
         Algorithm::TwoShotLl
     } else if direct.serves(placement) {
         direct
-    } else if world <= 2 {
-        Algorithm::OneShot
     } else {
         Algorithm::TwoShotPull
     };
@@ -61,6 +55,38 @@ pub(crate) fn choose(bytes: u64, world: u32, placement: Placement) -> Choice {
     Choice { algorithm, blocks: blocks.clamp(1, 64) as u32, threads: threads as u32 }
 }
 
+/// The last bytes of each step, and its grid, of the one-shot by packets between two ranks.
+const PACKETS_BETWEEN_TWO: [(u64, u32, u32); 10] = [
+    (KIB, 2, 64),
+    (2 * KIB, 4, 64),
+    (4 * KIB, 8, 64),
+    (8 * KIB, 8, 96),
+    (16 * KIB, 32, 64),
+    (32 * KIB, 64, 64),
+    (64 * KIB, 43, 128),
+    (128 * KIB, 29, 384),
+    (256 * KIB, 64, 352),
+    (u64::MAX, 64, 512),
+];
+
+/// The choice for two ranks. Borders are rounded.
+fn between_two(bytes: u64, placement: Placement) -> Choice {
+    let choice = |algorithm, blocks, threads| Choice { algorithm, blocks, threads };
+    let packets_up_to = if Algorithm::OneShotDirect.serves(placement) { 768 * KIB } else { 960 * KIB };
+    if bytes <= packets_up_to {
+        let (_, blocks, threads) =
+            PACKETS_BETWEEN_TWO.into_iter().find(|&(last, ..)| bytes <= last).unwrap_or((0, 64, 512));
+        return choice(Algorithm::OneShotLl, blocks, threads);
+    }
+    match placement {
+        _ if Algorithm::OneShotDirect.serves(placement) => choice(Algorithm::OneShotDirect, 64, 384),
+        Placement::SymmetricInPlace if bytes <= 2 * MIB => choice(Algorithm::TwoShotDirect, 32, 256),
+        Placement::SymmetricInPlace => choice(Algorithm::TwoShotDirect, 64, 512),
+        _ if bytes <= 4 * MIB => choice(Algorithm::OneShot, 64, 512),
+        _ => choice(Algorithm::TwoShot, 64, 512),
+    }
+}
+
 /// The most blocks beside which the next call's may come early, of all ranks that may share a GPU of 132 multiprocessors.
 fn small_grid(world: u32) -> u64 {
     u64::from(66 / world.max(1)).clamp(1, 32)
@@ -68,15 +94,14 @@ fn small_grid(world: u32) -> u64 {
 
 /// Blocks and threads for the short form of the one-shot by packets, as far as it goes.
 fn one_packet_a_thread_or_two(packets: u64, world: u32) -> (u64, u64) {
-    let least = if world <= 2 { 128 } else { 64 };
     let a_thread = if packets > 512 * small_grid(world) { 2 } else { 1 };
-    let threads = packets.div_ceil(a_thread * small_grid(world)).next_multiple_of(32).clamp(least, 512);
+    let threads = packets.div_ceil(a_thread * small_grid(world)).next_multiple_of(32).clamp(64, 512);
     (packets.div_ceil(a_thread * threads), threads)
 }
 
 /// Blocks and threads for as many packs a thread as the direct kernels have under way, or more.
 fn few_packs_a_thread(packs: u64, world: u32) -> (u64, u64) {
-    let a_thread = if world <= 2 { 4 } else { 2 };
+    let a_thread = 2;
     let threads = packs.div_ceil(a_thread * small_grid(world)).next_multiple_of(32).clamp(128, 512);
     (packs.div_ceil(a_thread * threads), threads)
 }

@@ -27,6 +27,10 @@ impl Heap {
         Heap { range, free: Mutex::new(free) }
     }
 
+    pub(crate) fn start(&self) -> u64 {
+        self.range.start
+    }
+
     pub(crate) fn total(&self) -> u64 {
         self.range.end - self.range.start
     }

@@ -20,6 +20,8 @@ pub struct Verifier {
     checks: Vec<sys::CUfunction>,
     advance: sys::CUfunction,
     empty: sys::CUfunction,
+    /// Writes and reads, of words and of packets.
+    whole: [[sys::CUfunction; 2]; 2],
     _module: Arc<Module>,
 }
 
@@ -46,8 +48,12 @@ impl Verifier {
         };
         let (fills, checks) = (of_types("fill")?, of_types("check")?);
         let (advance, empty) = (module.function("peersum_advance")?, module.function("peersum_empty")?);
+        let whole = [
+            [module.function("peersum_write_words")?, module.function("peersum_read_words")?],
+            [module.function("peersum_write_packets")?, module.function("peersum_read_packets")?],
+        ];
         drop(entered);
-        Ok(Verifier { device, fills, checks, advance, empty, _module: module })
+        Ok(Verifier { device, fills, checks, advance, empty, whole, _module: module })
     }
 
     /// Writes rank `rank`'s input of the round that the u64 at `round` holds.
@@ -112,6 +118,53 @@ impl Verifier {
     pub unsafe fn empty(&self, blocks: u32, threads: u32, stream: *mut c_void) -> Result<()> {
         // SAFETY: the kernel has no parameters.
         unsafe { self.launch(self.empty, blocks, threads, &mut [], stream) }
+    }
+
+    /// Stores to each of the places at `places` its bits of rounds 1 to `rounds`, one after another: packets of 16 bytes, or
+    /// words of 8. There are `blocks` times 256 of them, one after another.
+    ///
+    /// # Safety
+    /// As for [`Verifier::fill`], with `places` reached by this device.
+    pub unsafe fn write_whole(
+        &self,
+        packets: bool,
+        blocks: u32,
+        places: u64,
+        rounds: u32,
+        stream: *mut c_void,
+    ) -> Result<()> {
+        let (mut places, mut rounds) = (places, rounds);
+        let arguments = &mut [ptr::from_mut(&mut places).cast(), ptr::from_mut(&mut rounds).cast()];
+        // SAFETY: as in `fill`.
+        unsafe { self.launch(self.whole[usize::from(packets)][0], blocks, THREADS, arguments, stream) }
+    }
+
+    /// Loads those places until each has its last round, or for that long, and adds to the three u64 at `counts`: loads, rounds
+    /// that a load found for the first time, and loads that found bits of two rounds.
+    ///
+    /// # Safety
+    /// As for [`Verifier::write_whole`].
+    #[allow(clippy::too_many_arguments)] // what a kernel takes
+    pub unsafe fn read_whole(
+        &self,
+        packets: bool,
+        blocks: u32,
+        places: u64,
+        rounds: u32,
+        patience: std::time::Duration,
+        counts: u64,
+        stream: *mut c_void,
+    ) -> Result<()> {
+        let (mut places, mut rounds, mut counts) = (places, rounds, counts);
+        let mut patience = patience.as_nanos() as u64;
+        let arguments = &mut [
+            ptr::from_mut(&mut places).cast(),
+            ptr::from_mut(&mut rounds).cast(),
+            ptr::from_mut(&mut patience).cast(),
+            ptr::from_mut(&mut counts).cast(),
+        ];
+        // SAFETY: as in `fill`.
+        unsafe { self.launch(self.whole[usize::from(packets)][1], blocks, THREADS, arguments, stream) }
     }
 
     /// Adds one to the u64 at `round`.

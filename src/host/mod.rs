@@ -42,5 +42,5 @@ pub const ALGORITHMS: [crate::Algorithm; 6] = [
 #[cfg(all(fuzzing, not(any(loom, shuttle))))]
 pub(crate) fn fuzz(bytes: &[u8]) {
     record::fuzz(bytes);
-    self_test::fuzz(bytes);
+    crate::self_test::fuzz(bytes);
 }

@@ -45,16 +45,17 @@ const LAUNCHERS: [Launcher; 5] = [
         local_world: Some("MPI_LOCALNRANKS"),
     },
     Launcher {
-        name: "Slurm",
+        // A batch script has SLURM_PROCID and SLURM_NTASKS too, and is no rank of anything.
+        name: "Slurm's srun",
         rank: "SLURM_PROCID",
-        world: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
+        world: &["SLURM_STEP_NUM_TASKS"],
         local_rank: "SLURM_LOCALID",
         local_world: None,
     },
 ];
 
 /// What tells a job, and a restart of it, from others on the machine. Alike on all of its ranks.
-const JOB: [&str; 10] = [
+const JOB: [&str; 11] = [
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
@@ -65,11 +66,12 @@ const JOB: [&str; 10] = [
     "PMIX_NAMESPACE",
     "OMPI_MCA_ess_base_jobid",
     "PMI_JOBID",
+    "I_MPI_HYDRA_UUID",
 ];
 
 /// Those of them that no other job has at the same time, each by itself.
-const OF_ONE_JOB: [&str; 5] =
-    ["MASTER_PORT", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"];
+const OF_ONE_JOB: [&str; 6] =
+    ["MASTER_PORT", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "I_MPI_HYDRA_UUID"];
 
 const SECRET: &str = "PEERSUM_SECRET";
 const GROUP: &str = "PEERSUM_GROUP";
@@ -255,7 +257,10 @@ mod tests {
             [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "1")];
         assert_eq!(rank(&open_mpi), (1, 2, Some(1)));
         assert_eq!(rank(&[("PMI_RANK", "3"), ("PMI_SIZE", "8"), ("MPI_LOCALRANKID", "3")]), (3, 8, Some(3)));
-        assert_eq!(rank(&[("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "0")]), (1, 2, Some(0)));
+        assert_eq!(
+            rank(&[("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_LOCALID", "0")]),
+            (1, 2, Some(0))
+        );
         let step = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "16"), ("SLURM_STEP_NUM_TASKS", "2")];
         assert_eq!(rank(&step), (1, 2, None));
     }
@@ -272,7 +277,8 @@ mod tests {
         wrong(&[], "PEERSUM_RANK", "RANK (torchrun)");
         wrong(&[("RANK", "0")], "WORLD_SIZE", "RANK is");
         wrong(&[("WORLD_SIZE", "2")], "RANK", "WORLD_SIZE is");
-        wrong(&[("SLURM_PROCID", "0")], "SLURM_NTASKS", "Slurm");
+        // In a batch script.
+        wrong(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")], "SLURM_STEP_NUM_TASKS", "srun sets both");
         wrong(&[("RANK", "0"), ("WORLD_SIZE", "two")], "WORLD_SIZE", "\"two\"");
         wrong(&[("RANK", "-1"), ("WORLD_SIZE", "2")], "RANK", "\"-1\"");
         wrong(&[("RANK", ""), ("WORLD_SIZE", "2")], "RANK", "\"\"");

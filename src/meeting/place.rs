@@ -73,7 +73,7 @@ enum Place {
 impl Meeting {
     /// As the launcher of this process tells by the environment: `peersum launch` (`PEERSUM_RANK`,
     /// `PEERSUM_WORLD_SIZE`), torchrun (`RANK`, `WORLD_SIZE`), Open MPI (`OMPI_COMM_WORLD_*`), MPICH and Intel MPI
-    /// (`PMI_RANK`, `PMI_SIZE`) or Slurm (`SLURM_PROCID`, `SLURM_NTASKS`); the first of these that is there.
+    /// (`PMI_RANK`, `PMI_SIZE`) or Slurm (`SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`); the first of these that is there.
     ///
     /// No port is used, not even `MASTER_PORT`: ranks meet at an abstract Unix socket whose name follows from the job.
     /// The secret is `PEERSUM_SECRET`, which `peersum launch` sets anew for each job. Without it there are two: one of

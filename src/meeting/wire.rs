@@ -130,6 +130,21 @@ impl<T: Wire> Wire for Option<T> {
     }
 }
 
+/// With a word of why there is none.
+impl<T: Wire> Wire for Result<T, String> {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.is_ok().put(out);
+        match self {
+            Ok(value) => value.put(out),
+            Err(reason) => reason.put(out),
+        }
+    }
+
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        Some(if bool::take(from)? { Ok(T::take(from)?) } else { Err(String::take(from)?) })
+    }
+}
+
 impl<A: Wire, B: Wire> Wire for (A, B) {
     fn put(&self, out: &mut Vec<u8>) {
         self.0.put(out);
@@ -164,7 +179,7 @@ mod tests {
             prop_assert!(whole(String::from_bytes(&bytes).map(|value| value.to_bytes())));
             prop_assert!(whole(Vec::<u8>::from_bytes(&bytes).map(|value| value.to_bytes())));
             prop_assert!(whole(Vec::<u32>::from_bytes(&bytes).map(|value| value.to_bytes())));
-            type Nested = Vec<(Option<u8>, bool)>;
+            type Nested = Vec<(Option<u8>, Result<bool, String>)>;
             prop_assert!(whole(Nested::from_bytes(&bytes).map(|value| value.to_bytes())));
             prop_assert!(whole(<[u8; 7]>::from_bytes(&bytes).map(|value| value.to_bytes())));
         }

@@ -63,8 +63,16 @@ pub(super) struct Owned {
 
 /// The ends that are under way. A process that ends in the middle of one takes NCCL's and CUDA's own memory from under it.
 static ENDS: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
-/// How long the process waits for them as it ends: a graph that was never destroyed may keep one for ever.
-const PATIENCE_AT_EXIT: Duration = Duration::from_secs(3);
+/// How long they are waited for: a graph that was never destroyed may keep one for ever.
+const PATIENCE_WITH_ENDS: Duration = Duration::from_secs(3);
+
+/// Waits for the ends that are under way. They free memory, which waits for the device's kernels and meanwhile keeps other
+/// threads from launching theirs: those of the ranks that the kernels wait for, perhaps.
+pub(crate) fn wait_for_ends() {
+    let (count, changed) = &ENDS;
+    let count = count.lock().unwrap_or_else(PoisonError::into_inner);
+    let _ = changed.wait_timeout_while(count, PATIENCE_WITH_ENDS, |count| *count > 0);
+}
 
 /// One of them, until it is dropped.
 struct End;
@@ -74,16 +82,14 @@ impl End {
         unsafe extern "C" {
             fn atexit(function: extern "C" fn()) -> c_int;
         }
-        extern "C" fn wait_for_ends() {
-            let (count, changed) = &ENDS;
-            let count = count.lock().unwrap_or_else(PoisonError::into_inner);
-            let _ = changed.wait_timeout_while(count, PATIENCE_AT_EXIT, |count| *count > 0);
+        extern "C" fn at_exit() {
+            wait_for_ends();
         }
         static ASKED: Once = Once::new();
         // SAFETY: the function is C's, and what it is given stays in this program. It was asked for behind whatever NCCL and
         // CUDA asked for when they were loaded, and so is called before.
         ASKED.call_once(|| unsafe {
-            atexit(wait_for_ends);
+            atexit(at_exit);
         });
         *ENDS.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         End

@@ -21,7 +21,11 @@ use super::{
     sys::{self, Config},
     windows::{Range, WindowHandle, Windows},
 };
-use crate::{DType, Error, ReduceOp, Result, meeting::Local};
+use crate::{
+    DType, Error, ReduceOp, Result,
+    meeting::{Seat, Wire},
+    sealed::Sealed,
+};
 
 /// How long NCCL gets to register a window after another rank's part has failed. It may not need that rank, and then
 /// all can go on without windows; if it isn't done, the communicator is lost.
@@ -40,6 +44,8 @@ pub(crate) struct Settings {
     pub(crate) keep: Option<Arc<dyn Any + Send + Sync>>,
     /// Makes the context of the rank's device current on a thread of this module's.
     pub(crate) enter: Arc<dyn Fn() + Send + Sync>,
+    /// Whether the ranks' group has ended meanwhile: then NCCL is not waited for any more.
+    pub(crate) over: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Looks a variable of the environment up.
     pub(crate) environment: fn(&str) -> Option<String>,
 }
@@ -47,7 +53,8 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) fn new(timeout: Duration) -> Settings {
         let environment = |name: &str| std::env::var(name).ok();
-        Settings { timeout, max_blocks: None, sharing: false, keep: None, enter: Arc::new(|| ()), environment }
+        let (enter, over) = (Arc::new(|| ()), Arc::new(|| false));
+        Settings { timeout, max_blocks: None, sharing: false, keep: None, enter, over, environment }
     }
 }
 
@@ -106,6 +113,25 @@ enum Outcome {
     Stopped,
 }
 
+impl Wire for Outcome {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Outcome::Done => Some(Ok::<_, String>(())),
+            Outcome::Failed(reason) => Some(Err(reason.clone())),
+            Outcome::Stopped => None,
+        }
+        .put(out);
+    }
+
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        Some(match <Option<Result<(), String>> as Wire>::take(from)? {
+            Some(Ok(())) => Outcome::Done,
+            Some(Err(reason)) => Outcome::Failed(reason),
+            None => Outcome::Stopped,
+        })
+    }
+}
+
 impl From<Result<(), Unsettled>> for Outcome {
     fn from(result: Result<(), Unsettled>) -> Outcome {
         match result {
@@ -129,43 +155,61 @@ fn verdict<'a>(outcomes: impl Iterator<Item = &'a Outcome> + Clone) -> Agreed<()
     failed.or_else(stopped).map_or(Ok(()), Err)
 }
 
+/// A word in memory of its own, which other processes see too.
+struct Word(Sealed);
+
+impl Word {
+    fn get(&self) -> &AtomicU32 {
+        // SAFETY: the mapping starts at a page, is zeroed at first and lives as long as this value; nobody touches it but by
+        // this, here and in other processes.
+        unsafe { AtomicU32::from_ptr(self.0.base().as_ptr().cast()) }
+    }
+}
+
 /// By what a rank that fails lets the others know before the stage is over: they may be waiting for it inside NCCL.
 #[derive(Clone)]
 pub(super) struct Lockstep {
     rank: usize,
     /// The last stage that each rank has failed in.
-    failed: Vec<Arc<AtomicU32>>,
+    failed: Arc<Vec<Word>>,
     /// The stage that this rank is in. All ranks have the same stages. No number comes twice, so that nothing need be
     /// reset.
     stage: Arc<AtomicU32>,
+    over: Arc<dyn Fn() -> bool + Send + Sync>,
     timeout: Duration,
 }
 
 impl Lockstep {
-    fn new(rank: usize, failed: Vec<Arc<AtomicU32>>, meeting: Duration) -> Lockstep {
-        Lockstep { rank, failed, stage: Arc::default(), timeout: meeting / 4 * 3 }
+    /// All ranks of the meeting together.
+    fn new(seat: &mut Seat, settings: &Settings) -> Result<Lockstep> {
+        const BYTES: u64 = size_of::<AtomicU32>() as u64;
+        let (_, own) = Sealed::create(BYTES)?;
+        let words = seat.all_gather_fds(vec![own])?.into_iter().enumerate().map(|(peer, descriptors)| {
+            let [descriptor] = descriptors.as_slice() else {
+                return Err(Error::PeerFailed { peer, reason: "it handed on no memory".into() });
+            };
+            Sealed::open(BYTES, descriptor).map(Word)
+        });
+        let failed = Arc::new(words.collect::<Result<_>>()?);
+        let (over, timeout) = (settings.over.clone(), settings.timeout / 4 * 3);
+        Ok(Lockstep { rank: seat.rank(), failed, stage: Arc::default(), over, timeout })
     }
 
     /// Runs this rank's part of the next stage. If another's fails, it has `grace` to be done.
     fn stage(&self, grace: Duration, part: impl FnOnce(&Patience<'_>) -> Result<(), Unsettled>) -> Outcome {
         let stage = self.stage.fetch_add(1, Ordering::Relaxed) + 1;
         let others = || self.failed.iter().enumerate().filter(|&(rank, _)| rank != self.rank);
-        let stopped = || others().any(|(_, failed)| failed.load(Ordering::Relaxed) == stage);
+        let stopped = || (self.over)() || others().any(|(_, failed)| failed.get().load(Ordering::Relaxed) == stage);
         let result = part(&Patience { timeout: self.timeout, stopped: &stopped, grace });
         if result.is_err() {
-            self.failed[self.rank].store(stage, Ordering::Relaxed);
+            self.failed[self.rank].get().store(stage, Ordering::Relaxed);
         }
         result.into()
     }
 }
 
-/// What a rank tells the others first.
-#[derive(Clone)]
-struct Hello {
-    /// The version of its NCCL and where it is from, or why it can't use it.
-    library: Result<(Version, String), String>,
-    failed: Arc<AtomicU32>,
-}
+/// What a rank tells the others first: the version of its NCCL and where it is from, or why it can't use it.
+type Hello = Result<(Version, String), String>;
 
 /// Makes this rank's communicator, all ranks of the meeting together: all get one, or all the same reason why not.
 ///
@@ -176,7 +220,7 @@ struct Hello {
 ///
 /// Those of the meeting: a rank has left, or did not come.
 pub(crate) fn join(
-    seat: &mut Local,
+    seat: &mut Seat,
     library: &Result<Arc<Library>>,
     settings: &Settings,
 ) -> Result<Agreed<Communicator>> {
@@ -189,13 +233,11 @@ pub(crate) fn join(
         Err(Error::NcclUnavailable { reason }) => Err(reason.clone()),
         Err(error) => Err(error.to_string()),
     };
-    let hellos = seat.all_gather(Hello { library: mine, failed: Arc::new(AtomicU32::new(0)) })?;
-    if let Err(declined) = same_library(&hellos) {
+    if let Err(declined) = same_library(&seat.all_gather(mine)?) {
         return Ok(Err(declined));
     }
     let library = library.as_ref().map_err(Clone::clone)?;
-    let failed = hellos.into_iter().map(|hello| hello.failed).collect();
-    let lockstep = Lockstep::new(rank, failed, settings.timeout);
+    let lockstep = Lockstep::new(seat, settings)?;
     for last in [false, true] {
         let (outcomes, communicator) = attempt(seat, library, settings, lockstep.clone())?;
         match (verdict(outcomes.iter()), communicator) {
@@ -222,7 +264,7 @@ fn same_library(hellos: &[Hello]) -> Agreed<()> {
     let mut first = None;
     for (rank, hello) in hellos.iter().enumerate() {
         let decline = |reason: String| Err(Declined { rank, reason });
-        let (version, name) = match &hello.library {
+        let (version, name) = match hello {
             Ok(library) => library,
             Err(reason) => return decline(format!("rank {rank}: {reason}")),
         };
@@ -299,7 +341,7 @@ fn apart<T: Send + 'static>(
 
 /// One try of all ranks. The communicator may be there although the init has failed.
 fn attempt(
-    seat: &mut Local,
+    seat: &mut Seat,
     library: &Arc<Library>,
     settings: &Settings,
     lockstep: Lockstep,
@@ -309,7 +351,7 @@ fn attempt(
     let id = match seat.all_gather(id)?.into_iter().flatten().next() {
         Some(Ok(id)) => id,
         Some(Err(reason)) => return Ok((vec![Outcome::Failed(reason)], None)),
-        None => unreachable!("rank 0 is one of the ranks"),
+        None => return Err(Error::PeerFailed { peer: 0, reason: "it shared no id of NCCL's".into() }),
     };
 
     let place = Arc::new(AtomicPtr::new(ptr::null_mut()));
@@ -365,7 +407,7 @@ impl Communicator {
     /// # Safety
     ///
     /// As [`AllReduce::all_reduce`], for the scratch memory and the stream.
-    pub(crate) unsafe fn warm_up(&self, seat: &mut Local, warm: WarmUp) -> Result<Agreed<()>> {
+    pub(crate) unsafe fn warm_up(&self, seat: &mut Seat, warm: WarmUp) -> Result<Agreed<()>> {
         let WarmUp { scratch, bytes, stream } = warm;
         let call =
             Call { input: scratch, output: scratch, count: bytes / 4, dtype: DType::F32, op: ReduceOp::Sum, stream };
@@ -403,20 +445,20 @@ impl Communicator {
     /// * For the scratch memory and the stream, as [`Communicator::warm_up`].
     pub(crate) unsafe fn register(
         &self,
-        seat: &mut Local,
+        seat: &mut Seat,
         address: u64,
         bytes: usize,
         warm: WarmUp,
     ) -> Result<Registered> {
         let rank = self.handle.rank();
         let range = self.handle.with(|_, owned| owned.windows.classify(address, bytes));
-        let ranges = seat.all_gather((range, bytes))?;
+        let ranges = seat.all_gather((range.map_err(|error| error.to_string()), bytes))?;
         let mut first = None;
         for (peer, (range, bytes)) in ranges.into_iter().enumerate() {
             let wrong = |reason: String| Err(Error::NcclRegistration { rank: peer, reason });
-            let range = match range? {
-                Range::Wrong(reason) => return wrong(reason),
-                range => range,
+            let range = match range {
+                Err(reason) | Ok(Range::Wrong(reason)) => return wrong(reason),
+                Ok(range) => range,
             };
             let expected = first.get_or_insert((range.clone(), bytes));
             if *expected != (range, bytes) {

@@ -20,7 +20,7 @@ mod windows;
 use std::ffi::c_void;
 
 pub use borrowed::Borrowed;
-pub(crate) use communicator::Communicator;
+pub(crate) use communicator::{Communicator, wait_for_ends};
 pub(crate) use join::{Registered, Settings, WarmUp, join};
 pub use library::Library;
 pub use version::{ParseVersionError, Version};

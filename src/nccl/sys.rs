@@ -2,6 +2,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
+use crate::meeting::Wire;
+
 use super::Version;
 
 pub(super) type Comm = *mut c_void;
@@ -28,6 +30,16 @@ const UNDEFINED: c_int = c_int::MIN;
 #[repr(C)]
 pub(super) struct UniqueId {
     pub(super) bytes: [c_char; 128],
+}
+
+impl Wire for UniqueId {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend(self.bytes.map(|byte| byte as u8));
+    }
+
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        Some(UniqueId { bytes: <[u8; 128]>::take(from)?.map(|byte| byte as c_char) })
+    }
 }
 
 /// The configuration as 2.18 has it. It begins with its size and version, by which every later version reads it, with

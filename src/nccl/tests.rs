@@ -2,7 +2,10 @@
 
 use std::{
     ptr,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -13,7 +16,10 @@ use super::{
     communicator::Communicator,
     join::{Agreed, Declined, Registered, Settings, WarmUp, join},
 };
-use crate::{Element, Error, ReduceOp, Result, meeting::Local};
+use crate::{
+    Element, Error, Meeting, ReduceOp, Result,
+    meeting::{Local, Seat},
+};
 
 /// NCCL's numbers.
 const UNHANDLED_CUDA_ERROR: i32 = 1;
@@ -36,11 +42,27 @@ fn library(stub: &Stub) -> Result<Arc<Library>> {
 }
 
 /// Runs every rank on a thread of its own.
-fn ranks<T: Send>(world: usize, timeout: Duration, rank: impl Fn(&mut Local) -> T + Sync) -> Vec<T> {
+fn ranks<T: Send>(world: usize, timeout: Duration, rank: impl Fn(&mut Seat) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
-        let seats = Local::group(world, timeout);
+        let seats = Local::group(world, timeout).into_iter().map(Seat::Threads);
         let rank = &rank;
-        let threads: Vec<_> = seats.into_iter().map(|mut seat| scope.spawn(move || rank(&mut seat))).collect();
+        let threads: Vec<_> = seats.map(|mut seat| scope.spawn(move || rank(&mut seat))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// The same, with seats among processes, which speak by sockets: they don't know that all are in one.
+fn processes<T: Send>(world: usize, timeout: Duration, rank: impl Fn(&mut Seat) -> T + Sync) -> Vec<T> {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let name = format!("peersum-nccl-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::temp_dir().join(name);
+    std::thread::scope(|scope| {
+        let (rank, path) = (&rank, &path);
+        let run = move |number: usize| {
+            let meeting = Meeting::at_path(path, number, world).timeout(LONG);
+            rank(&mut meeting.open(timeout).unwrap())
+        };
+        let threads: Vec<_> = (0..world).map(|number| scope.spawn(move || run(number))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -105,7 +127,7 @@ fn with_scratch<T>(rank: impl FnOnce(WarmUp) -> T) -> T {
     rank(WarmUp { bytes: 4, scratch: (&raw mut scratch) as u64, stream: ptr::null_mut() })
 }
 
-fn register(communicator: &Communicator, seat: &mut Local, pages: &Pages, range: [usize; 2]) -> Result<Registered> {
+fn register(communicator: &Communicator, seat: &mut Seat, pages: &Pages, range: [usize; 2]) -> Result<Registered> {
     with_scratch(|warm| {
         // SAFETY: the stub registers any memory; it is there until all ranks are done, and the scratch until all have
         // returned from the meeting that follows a warm-up.
@@ -113,7 +135,7 @@ fn register(communicator: &Communicator, seat: &mut Local, pages: &Pages, range:
     })
 }
 
-fn warm_up(communicator: &Communicator, seat: &mut Local) -> Agreed<()> {
+fn warm_up(communicator: &Communicator, seat: &mut Seat) -> Agreed<()> {
     // SAFETY: the scratch is there until all ranks have met after their calls.
     with_scratch(|warm| unsafe { communicator.warm_up(seat, warm) }).unwrap()
 }
@@ -229,6 +251,66 @@ fn an_init_that_fails_is_told_to_all_with_nccls_words_and_a_hint() {
         eventually("all that were made are aborted", || stub.count(Count::Aborts) == aborted);
         assert_eq!((stub.count(Count::Inits), stub.count(Count::Destroys)), (made, 0));
         assert_eq!((stub.count(Count::Ids), stub.count(Count::Misuses)), (1, 0));
+    }
+}
+
+/// By messages and words that processes have between them.
+#[test]
+fn ranks_that_are_processes_join_alike_and_are_told_alike() {
+    let stub = Stub::new(variants::V2_32);
+    let join_by_sockets = |world| -> Vec<Agreed<Communicator>> {
+        processes(world, LONG, |seat| join(seat, &library(&stub), &settings(LONG)).unwrap())
+    };
+    let communicators: Vec<_> = join_by_sockets(3).into_iter().map(|joined| joined.unwrap()).collect();
+    check::<f32>(&communicators, ReduceOp::Sum, 6.0);
+    drop(communicators);
+    assert_eq!((stub.count(Count::Destroys), stub.count(Count::Misuses)), (3, 0));
+
+    stub.fail(Call::Init, 1, INTERNAL_ERROR, 1, When::AtOnce, "out of luck");
+    [0, 2].into_iter().for_each(|rank| stub.hang_init(rank, true));
+    let started = Instant::now();
+    let reason = declined(join_by_sockets(3).into_iter().map(|joined| joined.map(drop)).collect());
+    assert!(reason.rank == 1 && reason.reason.contains("out of luck"), "{reason}");
+    assert!(started.elapsed() < LONG / 2, "{:?}", started.elapsed());
+    [0, 2].into_iter().for_each(|rank| stub.hang_init(rank, false));
+}
+
+/// As of a process that is gone, which whoever looks after the group finds out.
+#[test]
+fn an_init_is_not_waited_for_once_the_group_has_ended() {
+    let stub = Stub::new(variants::V2_32);
+    stub.hang_init(1, true);
+    let started = Instant::now();
+    let soon = || -> Arc<dyn Fn() -> bool + Send + Sync> {
+        let started = Instant::now();
+        Arc::new(move || started.elapsed() > LONG / 40)
+    };
+    let all = processes(2, LONG, |seat| {
+        join(seat, &library(&stub), &Settings { over: soon(), ..settings(LONG) }).unwrap().map(drop)
+    });
+    assert!(declined(all).reason.contains("stopped waiting for NCCL"));
+    assert!(started.elapsed() < LONG / 2, "{:?}", started.elapsed());
+    stub.hang_init(1, false);
+}
+
+#[test]
+fn ranks_that_are_processes_register_windows_alike() {
+    let stub = Stub::new(variants::V2_32);
+    const BYTES: usize = 16384;
+    let pages: Vec<_> = (0..2).map(|_| Pages::new(BYTES)).collect();
+    let registered = processes(2, LONG, |seat| {
+        let communicator = join(seat, &library(&stub), &settings(LONG)).unwrap().unwrap();
+        warm_up(&communicator, seat).unwrap();
+        let pages = &pages[seat.rank()];
+        let whole = [0, BYTES];
+        let results = [whole, whole, [0, BYTES / 2]].map(|range| register(&communicator, seat, pages, range));
+        // Nobody goes while another is still here.
+        seat.all_gather(()).unwrap();
+        results
+    });
+    for [first, again, within] in registered {
+        assert_eq!((first.unwrap(), again.unwrap()), (Registered::Window, Registered::Window));
+        assert!(matches!(within, Err(Error::NcclRegistration { rank: 0, .. })), "{within:?}");
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use crate::meeting::Wire;
+
 /// A version of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
@@ -24,6 +26,16 @@ impl Version {
             0..10_000 => Version::new(code / 1000, code % 1000 / 100, code % 100),
             _ => Version::new(code / 10_000, code % 10_000 / 100, code % 100),
         }
+    }
+}
+
+impl Wire for Version {
+    fn put(&self, out: &mut Vec<u8>) {
+        [self.major, self.minor, self.patch].iter().for_each(|number| number.put(out));
+    }
+
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        Some(Version { major: Wire::take(from)?, minor: Wire::take(from)?, patch: Wire::take(from)? })
     }
 }
 

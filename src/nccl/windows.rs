@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::sys;
+use crate::meeting::Wire;
 
 /// A handle of `ncclCommWindowRegister`, which only `ncclCommWindowDeregister` takes back.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +31,25 @@ pub(super) enum Range {
     Again,
     /// It can't be, by the caller's mistake.
     Wrong(String),
+}
+
+impl Wire for Range {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Range::New => Ok(false),
+            Range::Again => Ok(true),
+            Range::Wrong(reason) => Err(reason.clone()),
+        }
+        .put(out);
+    }
+
+    fn take(from: &mut &[u8]) -> Option<Self> {
+        Some(match Result::<bool, String>::take(from)? {
+            Ok(false) => Range::New,
+            Ok(true) => Range::Again,
+            Err(reason) => Range::Wrong(reason),
+        })
+    }
 }
 
 /// The windows of a rank.

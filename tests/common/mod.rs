@@ -1,36 +1,13 @@
 //! What the tests of the host backend share: running ranks, inputs, and a reference that knows nothing of the library.
 #![allow(dead_code, unreachable_pub)]
 
-use std::thread;
+mod group;
 
+#[allow(unused_imports)]
+pub use group::{are_processes, group, run_ranks};
 use half::{bf16, f16};
-use peersum::{DType, Element, Options, ReduceOp, host::Communicator};
+use peersum::{DType, Element, ReduceOp};
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
-
-pub fn group(world: usize, options: &Options) -> Vec<Communicator> {
-    Communicator::local(world, options).expect("a group of this size")
-}
-
-/// Runs every rank in a thread of its own, and returns what they returned, in rank order.
-pub fn run_ranks<R: Send>(
-    communicators: Vec<Communicator>,
-    work: impl Fn(usize, &mut Communicator) -> R + Sync,
-) -> Vec<R> {
-    let work = &work;
-    thread::scope(|scope| {
-        let ranks = communicators.into_iter().enumerate();
-        let threads: Vec<_> = ranks
-            .map(|(rank, mut communicator)| {
-                scope.spawn(move || {
-                    assert_eq!(communicator.rank(), rank);
-                    work(rank, &mut communicator)
-                })
-            })
-            .collect();
-        let results: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-        results.into_iter().map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    })
-}
 
 /// Repeatable numbers.
 pub struct Random(SmallRng);

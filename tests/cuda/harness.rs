@@ -3,14 +3,18 @@
 use std::{
     collections::BTreeMap,
     ffi::c_void,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr};
 use peersum::{
-    DType, Options, Overlap, ReduceOp, Result,
+    DType, Meeting as Place, Options, Overlap, ReduceOp, Result,
     cuda::{self, Communicator, Verifier},
+    host,
 };
 
 use crate::common::Value;
@@ -82,15 +86,20 @@ impl Devices {
         (0..world).map(|rank| rank * self.count.min(world) / world).collect()
     }
 
-    /// Runs every rank of a group in a thread of its own, and returns what they returned, in rank order.
+    /// Runs every rank of a group in a thread of its own, and returns what they returned, in rank order. Where the test is
+    /// run by [several processes](Part), this one is a rank at most, and returns what that returned.
     pub fn run<R: Send>(&self, world: usize, options: &Options, work: impl Fn(&mut Rank) -> R + Sync) -> Vec<R> {
+        if let Some(part) = Part::of_this_process() {
+            return part.run(self.of(world), options, work).into_iter().collect();
+        }
         let communicators = Communicator::local(&self.of(world), options).expect("a group of this size");
         self.run_with(communicators, work)
     }
 
     pub fn run_with<R: Send>(&self, communicators: Vec<Communicator>, work: impl Fn(&mut Rank) -> R + Sync) -> Vec<R> {
         let world = communicators.len();
-        let meeting = Arc::new(Meeting::new(world));
+        assert!(Part::of_this_process().is_none(), "a group of threads, in a test that processes are to run");
+        let meeting = Arc::new(Meeting::of_threads(world));
         let work = &work;
         std::thread::scope(|scope| {
             let threads: Vec<_> = communicators
@@ -98,25 +107,8 @@ impl Devices {
                 .map(|communicator| {
                     let meeting = meeting.clone();
                     scope.spawn(move || {
-                        let stream = stream(communicator.device(), communicator.rank());
-                        let mut rank = Rank {
-                            rank: communicator.rank(),
-                            world,
-                            context: stream.context().clone(),
-                            stream,
-                            verifier: Arc::new(Verifier::new(communicator.device()).unwrap()),
-                            communicator,
-                            capturing: false,
-                            enqueued: 0,
-                            meeting,
-                        };
-                        // All ranks are set up before the first call, and before any of them frees anything.
-                        rank.meet();
-                        let _leaves = Leaves(rank.meeting.clone());
-                        let result = work(&mut rank);
-                        rank.stream.synchronize().unwrap();
-                        rank.meet();
-                        result
+                        let _leaves = Leaves(meeting.clone());
+                        Rank::new(communicator, meeting).run(work)
                     })
                 })
                 .collect();
@@ -126,7 +118,67 @@ impl Devices {
     }
 }
 
+/// What a process is of a run of the tests by several, all of which run the same ones in the same order: rank
+/// `PEERSUM_TEST_PART` of the `PEERSUM_TEST_PARTS` of the job `PEERSUM_TEST_JOB`, which is the start of a path. A group of
+/// fewer ranks is without it, and one of more is not made.
+struct Part {
+    rank: usize,
+    parts: usize,
+    job: String,
+}
+
+/// Whether this process is one of several that run the tests.
+pub fn is_a_part() -> bool {
+    Part::of_this_process().is_some()
+}
+
+impl Part {
+    fn of_this_process() -> Option<Part> {
+        let rank = std::env::var("PEERSUM_TEST_PART").ok()?.parse().expect("a rank");
+        let parts = std::env::var("PEERSUM_TEST_PARTS").ok()?.parse().expect("a number of ranks");
+        Some(Part { rank, parts, job: std::env::var("PEERSUM_TEST_JOB").expect("where its ranks meet") })
+    }
+
+    fn run<R>(self, devices: Vec<usize>, options: &Options, work: impl Fn(&mut Rank) -> R) -> Option<R> {
+        static GROUPS: AtomicUsize = AtomicUsize::new(0);
+        let group = GROUPS.fetch_add(1, Ordering::Relaxed);
+        let (rank, world) = (self.rank, devices.len());
+        let device = *devices.get(rank).filter(|_| world <= self.parts)?;
+        // Ranks that the groups before were without wait here for the others.
+        let place = |what: &str| {
+            Place::at_path(format!("{}-{group}-{what}", self.job), rank, world).timeout(Duration::from_secs(120))
+        };
+        let hosts = host::Communicator::meet(&place("hosts"), &Options::default().timeout(Duration::from_secs(60)));
+        let communicator = Communicator::meet(&place("ranks"), device, options).expect("a group of this size");
+        Some(Rank::new(communicator, Arc::new(Meeting::Processes(Mutex::new(hosts.unwrap())))).run(&work))
+    }
+}
+
 impl Rank {
+    fn new(communicator: Communicator, meeting: Arc<Meeting>) -> Rank {
+        let stream = stream(communicator.device(), communicator.rank());
+        Rank {
+            rank: communicator.rank(),
+            world: communicator.world_size(),
+            context: stream.context().clone(),
+            stream,
+            verifier: Arc::new(Verifier::new(communicator.device()).unwrap()),
+            communicator,
+            capturing: false,
+            enqueued: 0,
+            meeting,
+        }
+    }
+
+    fn run<R>(mut self, work: impl Fn(&mut Rank) -> R) -> R {
+        // All ranks are set up before the first call, and before any of them frees anything.
+        self.meet();
+        let result = work(&mut self);
+        self.stream.synchronize().unwrap();
+        self.meet();
+        result
+    }
+
     /// Waits for all ranks: before calls whose peers must not be kept from theirs by an allocation, a free or a
     /// synchronisation here.
     pub fn meet(&self) {
@@ -266,29 +318,39 @@ impl Bytes {
 }
 
 /// A barrier that a rank's panic opens for the others, so that a failing test ends.
-struct Meeting {
-    world: usize,
-    state: Mutex<(usize, usize, bool)>, // arrived, generation, broken
-    changed: Condvar,
+enum Meeting {
+    Threads {
+        world: usize,
+        state: Mutex<(usize, usize, bool)>, // arrived, generation, broken
+        changed: Condvar,
+    },
+    Processes(Mutex<host::Communicator>),
 }
 
 impl Meeting {
-    fn new(world: usize) -> Meeting {
-        Meeting { world, state: Mutex::new((0, 0, false)), changed: Condvar::new() }
+    fn of_threads(world: usize) -> Meeting {
+        Meeting::Threads { world, state: Mutex::new((0, 0, false)), changed: Condvar::new() }
     }
 
     fn meet(&self) {
-        let mut state = self.state.lock().unwrap();
+        let (world, state, changed) = match self {
+            Meeting::Threads { world, state, changed } => (*world, state, changed),
+            Meeting::Processes(hosts) => {
+                hosts.lock().unwrap().all_reduce_in_place(&mut [1f32], ReduceOp::Sum).expect("all other ranks");
+                return;
+            }
+        };
+        let mut state = state.lock().unwrap();
         state.0 += 1;
-        if state.0 == self.world {
+        if state.0 == world {
             *state = (0, state.1 + 1, state.2);
-            self.changed.notify_all();
+            changed.notify_all();
             return;
         }
         let generation = state.1;
         while state.1 == generation {
             assert!(!state.2, "another rank has failed");
-            state = self.changed.wait(state).unwrap();
+            state = changed.wait(state).unwrap();
         }
     }
 }
@@ -298,9 +360,9 @@ struct Leaves(Arc<Meeting>);
 
 impl Drop for Leaves {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.state.lock().unwrap_or_else(PoisonError::into_inner).2 = true;
-            self.0.changed.notify_all();
+        if let (true, Meeting::Threads { state, changed, .. }) = (std::thread::panicking(), &*self.0) {
+            state.lock().unwrap_or_else(PoisonError::into_inner).2 = true;
+            changed.notify_all();
         }
     }
 }

@@ -16,6 +16,7 @@ mod graphs;
 mod harness;
 mod nccl;
 mod overlap;
+mod packets;
 mod processes;
 mod stress;
 mod symmetric;

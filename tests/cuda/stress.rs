@@ -179,7 +179,7 @@ fn algorithms_alternate_in_graphs_and_out_and_epochs_stay_in_step() {
         epochs
     });
     assert!(epochs.iter().all(|of_rank| *of_rank == epochs[0]));
-    assert!(epochs[0][0] > 100);
+    assert!(epochs.iter().all(|of_rank| of_rank[0] > 100));
 }
 
 /// Field case A06 (meta-pytorch/torchcomms#2133): epochs wrap, at 2^32 and where a signed comparison would.
@@ -209,7 +209,10 @@ fn epochs_wrap() {
             let packet_rounds = 64 * algorithm.packet_rounds();
             let by_flags = first.wrapping_add(64 * algorithm.rounds() - packet_rounds);
             let by_packets = (0..packet_rounds).fold(first, |epoch, _| next_packet(epoch));
-            assert_eq!(epochs, [(by_flags, by_packets); 3], "{algorithm} from {first}");
+            assert!(
+                epochs.iter().all(|&epochs| epochs == (by_flags, by_packets)),
+                "{algorithm} from {first}: {epochs:?}"
+            );
         }
     }
 }
@@ -268,7 +271,8 @@ fn the_same_input_gives_one_result() {
             rank.meet();
             hashes
         });
-        assert_eq!(hashes.into_iter().flatten().collect::<std::collections::HashSet<_>>().len(), 1, "{algorithm}");
+        let first = hashes.first().cloned().unwrap_or_default();
+        assert!(first.len() < 2 && hashes.iter().all(|hashes| *hashes == first), "{algorithm}");
     }
 }
 

@@ -1,8 +1,8 @@
 //! Several groups on one machine.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::harness::{Rank, all, all_do, secret};
+use crate::harness::{PATIENCE, Rank, all, all_do, secret};
 
 /// Four ranks are two tensor-parallel groups and two data-parallel ones, all at once.
 #[test]
@@ -26,6 +26,32 @@ fn tensor_and_data_parallel_groups_of_one_job_do_not_mix() {
     all_do(&mut others[..2], "reduce of=0 calls=5");
     let answers = all(&mut others[2..], "reduce of=0 calls=5");
     assert!(answers[0].starts_with("PeerGone"), "{answers:?}");
+}
+
+/// Field case A16 (vllm-project/vllm#45917, flashinfer-ai/flashinfer#3408): subgroups waited for ranks of others. One comes
+/// much later here, and then never.
+#[test]
+fn subgroups_that_come_at_different_times_do_not_wait_for_each_other() {
+    let mut ranks = Rank::job(6);
+    let (first, second) = ranks.split_at_mut(3);
+    let started = Instant::now();
+    all_do(first, "meet among=0,1,2");
+    all_do(first, "reduce calls=10");
+    assert!(started.elapsed() < PATIENCE / 10, "{:?}", started.elapsed());
+    std::thread::sleep(Duration::from_secs(3));
+    all_do(second, "meet among=3,4,5");
+    all_do(second, "reduce calls=10");
+    all_do(first, "reduce calls=10");
+    // Only one of them ever makes another, and of the other a member stays away.
+    all_do(first, "meet among=0,1,2 group=again");
+    all_do(first, "reduce of=1 calls=10");
+    for rank in [3, 5] {
+        ranks[rank].tell("meet among=3,4,5 group=again wait=300");
+    }
+    for (rank, own) in [(3, 0), (5, 2)] {
+        let answer = ranks[rank].answer();
+        assert!(answer.starts_with(&format!("MeetingTimeout {{ rank: {own}, missing: [1]")), "{answer}");
+    }
 }
 
 /// Under torchrun the store listens at MASTER_PORT; the ranks don't care.
@@ -65,7 +91,7 @@ fn mpirun_and_srun_are_understood() {
     let launchers: [&[(&str, &str)]; 3] = [
         &[("OMPI_COMM_WORLD_RANK", "r"), ("OMPI_COMM_WORLD_SIZE", "2"), ("PMIX_NAMESPACE", "job@1")],
         &[("PMI_RANK", "r"), ("PMI_SIZE", "2")],
-        &[("SLURM_PROCID", "r"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0")],
+        &[("SLURM_PROCID", "r"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0")],
     ];
     for variables in launchers {
         let start = |rank: &str| {

@@ -36,7 +36,20 @@ impl Rank {
 
     /// The same as another user.
     pub fn start_as(user: Option<u32>, variables: &[(&str, &str)]) -> std::io::Result<Rank> {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        Rank::start_under(&[], user, variables)
+    }
+
+    /// The same by a command that takes a program and its arguments.
+    fn start_under(command: &[&str], user: Option<u32>, variables: &[(&str, &str)]) -> std::io::Result<Rank> {
+        let program = std::env::current_exe().unwrap();
+        let mut command = match command {
+            [] => Command::new(program),
+            [first, rest @ ..] => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(program);
+                command
+            }
+        };
         for name in
             ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PEERSUM_SECRET", "PEERSUM_GROUP"]
         {
@@ -63,11 +76,18 @@ impl Rank {
 
     /// The ranks of a job of so many, as `peersum launch` would start them.
     pub fn job(world: usize) -> Vec<Rank> {
+        Rank::job_under(&[], world)
+    }
+
+    /// The same by a command that takes a program and its arguments.
+    pub fn job_under(command: &[&str], world: usize) -> Vec<Rank> {
         let secret = secret();
         let world_size = world.to_string();
         let start = |rank: usize| {
             let rank = rank.to_string();
-            Rank::start(&[("PEERSUM_RANK", &rank), ("PEERSUM_WORLD_SIZE", &world_size), ("PEERSUM_SECRET", &secret)])
+            let variables =
+                [("PEERSUM_RANK", &rank[..]), ("PEERSUM_WORLD_SIZE", &world_size), ("PEERSUM_SECRET", &secret)];
+            Rank::start_under(command, None, &variables).expect("this executable can be started")
         };
         (0..world).map(start).collect()
     }
@@ -191,7 +211,9 @@ fn perform(communicators: &mut Vec<Communicator>, words: &[&str]) -> Result<Stri
         }
         "reduce" => {
             let calls = number("calls").unwrap_or(1);
-            let communicator = &mut communicators[number("of").unwrap_or(0)];
+            let Some(communicator) = communicators.get_mut(number("of").unwrap_or(0)) else {
+                return Ok("there is no such group".into());
+            };
             for call in 0..calls {
                 let count = number("count").unwrap_or(1 + call * 7 % 3000);
                 reduce(communicator, call, count)?;
@@ -211,6 +233,24 @@ fn perform(communicators: &mut Vec<Communicator>, words: &[&str]) -> Result<Stri
             }
             took.sort();
             return Ok(format!("{:?} {:?}", took[0], took[took.len() / 2]));
+        }
+        // So many calls, of other numbers each: who sees a peer's flag must see what the peer wrote before it.
+        "litmus" => litmus(&mut communicators[0], number("rounds").unwrap_or(1000))?,
+        // As processes of another user, or of a debugger's distrust, see it.
+        "undumpable" => {
+            // SAFETY: the call has no memory of this process to do with.
+            assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) }, 0);
+        }
+        // As containers do by default, and more.
+        "filter" => filter(),
+        // Descriptors that a program which this process started would have.
+        "inherited" => {
+            let inherited = |number: &i32| {
+                // SAFETY: the number may be of no descriptor, which is an error of the call alone.
+                let descriptor = unsafe { std::os::fd::BorrowedFd::borrow_raw(*number) };
+                rustix::io::fcntl_getfd(descriptor).is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
+            };
+            return Ok((3..200).filter(inherited).count().to_string());
         }
         "values" => values(&mut communicators[0])?,
         "check" => communicators[number("of").unwrap_or(0)].check()?,
@@ -251,6 +291,48 @@ fn reduce(communicator: &mut Communicator, call: usize, count: usize) -> Result<
         assert_eq!(sum, integer_sum(call, communicator.world_size(), index), "call {call}, element {index}");
     }
     Ok(())
+}
+
+/// Numbers that no other call of the last million has, in a payload of one line.
+fn litmus(communicator: &mut Communicator, rounds: usize) -> Result<(), peersum::Error> {
+    let (rank, world) = (communicator.rank(), communicator.world_size());
+    let mut output = [0.0f32; 16];
+    for round in 0..rounds {
+        let value = |rank: usize| (round % (1 << 20) * 2 + rank) as f32;
+        communicator.all_reduce(&[value(rank); 16], &mut output, ReduceOp::Sum)?;
+        let sum: f32 = (0..world).map(value).sum();
+        assert_eq!(output, [sum; 16], "round {round}");
+    }
+    Ok(())
+}
+
+/// Lets this process look into no other: what asks for another's descriptors or memory, and pidfds at all, is denied.
+fn filter() {
+    const DENIED: [libc::c_long; 5] = [
+        libc::SYS_pidfd_open,
+        libc::SYS_pidfd_getfd,
+        libc::SYS_ptrace,
+        libc::SYS_process_vm_readv,
+        libc::SYS_process_vm_writev,
+    ];
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    // The number of the call.
+    let mut program = vec![statement(load, 0)];
+    for (index, call) in DENIED.into_iter().enumerate() {
+        let is = statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32);
+        program.push(libc::sock_filter { jt: (DENIED.len() - index) as u8, ..is });
+    }
+    program.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW));
+    program.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32));
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the program outlives the calls, which copy it.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+    let own = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty());
+    assert_eq!(own.unwrap_err(), rustix::io::Errno::PERM, "the filter filters");
 }
 
 /// All types and reductions, in place and out of place, against the reference's bits.

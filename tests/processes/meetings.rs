@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{AT_ONCE, Rank, all, secret};
+use crate::harness::{AT_ONCE, Rank, all, all_do, secret};
 
 /// Two ranks of one job, told these.
 fn two(commands: [&str; 2]) -> [String; 2] {
@@ -36,7 +36,7 @@ fn a_missing_rank_is_named_by_all() {
     }
     assert!(started.elapsed() < Duration::from_millis(300) + 2 * AT_ONCE);
     // They are all there now.
-    crate::harness::all_do(&mut ranks, "meet");
+    all_do(&mut ranks, "meet");
 }
 
 #[test]
@@ -145,4 +145,40 @@ fn attempts_that_fail_leave_no_descriptor_and_no_memory() {
     }
     assert_eq!(all(&mut ranks, "open"), before);
     assert_eq!(all(&mut ranks, "mapped"), ["0"]);
+}
+
+/// Field case A32 (pytorch/pytorch#130890, flashinfer-ai/flashinfer#4089): descriptors were fetched from the other process,
+/// which containers forbid. Here they are sent. Whether a peer is gone is seen without pidfds too.
+#[test]
+fn processes_that_may_not_look_into_each_other_meet_and_see_deaths() {
+    let mut ranks = Rank::job(3);
+    all_do(&mut ranks, "undumpable");
+    all_do(&mut ranks, "filter");
+    let before = (all(&mut ranks, "open"), all(&mut ranks, "inherited"));
+    all_do(&mut ranks, "meet");
+    all_do(&mut ranks, "reduce calls=20");
+    assert_eq!(all(&mut ranks, "inherited"), before.1, "all are closed on exec");
+    all_do(&mut ranks, "leave");
+    assert_eq!((all(&mut ranks, "open"), all(&mut ranks, "inherited")), before);
+    all_do(&mut ranks, "meet");
+    ranks[1].kill();
+    for rank in [0, 2] {
+        ranks[rank].tell("reduce calls=5");
+        let answer = ranks[rank].answer_within(AT_ONCE).expect("an answer at once");
+        assert!(answer.starts_with("PeerGone") && answer.contains("peer: 1 }"), "{answer}");
+    }
+}
+
+/// Field case A33 (vllm-project/vllm#51986): a deep folder for temporary files made the socket's name too long.
+#[test]
+fn a_path_may_be_longer_than_a_sockets_address() {
+    let folder = tempfile::tempdir().unwrap();
+    let deep = folder.path().join("a-folder-of-some-length/".repeat(12));
+    std::fs::create_dir_all(&deep).unwrap();
+    let path = deep.join("meeting");
+    assert!(path.as_os_str().len() > 250);
+    let answers =
+        two([0, 1].map(|rank| format!("meet at={} rank={rank} world=2", path.display())).each_ref().map(|s| &s[..]));
+    assert_all(answers, "done");
+    assert_eq!(std::fs::read_dir(&deep).unwrap().count(), 0);
 }

@@ -24,6 +24,30 @@ fn a_thousand_calls_of_four_processes_are_right_and_their_epochs_stay_equal() {
     assert!(ranks.into_iter().all(Rank::end));
 }
 
+/// Field case A09 (vllm-project/vllm#27858, #29389, #30407): a flag of plain bytes came before the data that it was for, above
+/// all on ARM.
+#[test]
+fn who_sees_the_flag_sees_the_data() {
+    message_passing(1_000_000);
+}
+
+#[test]
+#[ignore = "takes minutes where other tests run: ci/processes.sh"]
+fn who_sees_the_flag_sees_the_data_ten_million_times() {
+    message_passing(10_000_000);
+}
+
+fn message_passing(rounds: usize) {
+    let mut ranks = Rank::job(2);
+    all_do(&mut ranks, "meet");
+    let started = std::time::Instant::now();
+    ranks.iter_mut().for_each(|rank| rank.tell(&format!("litmus rounds={rounds}")));
+    for rank in &mut ranks {
+        assert_eq!(rank.answer_within(std::time::Duration::from_secs(600)).as_deref(), Some("done"));
+    }
+    eprintln!("{rounds} rounds took {:?}", started.elapsed());
+}
+
 /// Whether it was tested or not, and where the epochs wrap.
 #[test]
 fn groups_begin_at_their_first_epoch_and_are_right_from_there_on() {
@@ -52,6 +76,24 @@ fn how_long_a_meeting_takes_with_the_self_test_and_without() {
             }
         }
     }
+}
+
+/// Field case A21 (sgl-project/sglang#30209): a rank that is late, but not too late, changes nothing.
+#[test]
+fn a_process_that_is_late_is_waited_for() {
+    let mut ranks = Rank::job(4);
+    all_do(&mut ranks, "meet timeout=20000");
+    for (late, delay) in [(3, 50), (0, 5000)] {
+        let started = std::time::Instant::now();
+        let command = "reduce calls=10";
+        ranks.iter_mut().enumerate().filter(|&(rank, _)| rank != late).for_each(|(_, rank)| rank.tell(command));
+        let delay = std::time::Duration::from_millis(delay);
+        std::thread::sleep(delay);
+        ranks[late].tell(command);
+        assert!(ranks.iter_mut().all(|rank| rank.answer() == "done"));
+        assert!(started.elapsed() >= delay);
+    }
+    all_do(&mut ranks, "check");
 }
 
 #[test]

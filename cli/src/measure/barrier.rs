@@ -1,10 +1,49 @@
-//! Where the threads of all ranks wait for each other before something is timed.
+//! Where all ranks wait for each other before something is timed.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// A barrier that spins, so that all leave it together, and that breaks instead of waiting for a rank that failed.
+use anyhow::Result;
+
+use super::team::Peers;
+
+/// A barrier that all leave together, and that breaks instead of waiting for a rank that failed.
 #[derive(Debug)]
-pub(crate) struct Barrier {
+pub(crate) enum Barrier<'a> {
+    /// Of ranks that are threads.
+    Threads(Spinning),
+    /// Of ranks that are processes, of which this is one.
+    Processes(&'a Peers),
+}
+
+impl Barrier<'_> {
+    pub(crate) fn wait(&self) -> Result<()> {
+        match self {
+            Barrier::Threads(spinning) => Ok(spinning.wait()?),
+            Barrier::Processes(peers) => peers.wait(),
+        }
+    }
+
+    /// Runs a rank's part. If it fails or panics, the others' waits end.
+    pub(crate) fn hold<R>(&self, part: impl FnOnce() -> Result<R>) -> Result<R> {
+        struct BreakOnDrop<'a>(&'a Barrier<'a>);
+        impl Drop for BreakOnDrop<'_> {
+            fn drop(&mut self) {
+                match self.0 {
+                    Barrier::Threads(spinning) => spinning.broken.store(true, Ordering::Release),
+                    Barrier::Processes(peers) => peers.give_up(),
+                }
+            }
+        }
+        let guard = BreakOnDrop(self);
+        let result = part()?;
+        std::mem::forget(guard);
+        Ok(result)
+    }
+}
+
+/// The barrier of threads, which spins.
+#[derive(Debug)]
+pub(crate) struct Spinning {
     world: usize,
     arrived: AtomicUsize,
     generation: AtomicUsize,
@@ -23,12 +62,17 @@ impl std::fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-impl Barrier {
+impl Spinning {
     pub(crate) fn new(world: usize) -> Self {
-        Barrier { world, arrived: AtomicUsize::new(0), generation: AtomicUsize::new(0), broken: AtomicBool::new(false) }
+        Spinning {
+            world,
+            arrived: AtomicUsize::new(0),
+            generation: AtomicUsize::new(0),
+            broken: AtomicBool::new(false),
+        }
     }
 
-    pub(crate) fn wait(&self) -> Result<(), Broken> {
+    fn wait(&self) -> Result<(), Broken> {
         /// Spins before it yields: there may be more ranks than cores.
         const SPINS: u32 = 200;
         let generation = self.generation.load(Ordering::Acquire);
@@ -46,20 +90,6 @@ impl Barrier {
         }
         Ok(())
     }
-
-    /// Runs a rank's part. If it fails or panics, the others' waits end.
-    pub(crate) fn hold<R>(&self, part: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<R> {
-        struct BreakOnDrop<'a>(&'a Barrier);
-        impl Drop for BreakOnDrop<'_> {
-            fn drop(&mut self) {
-                self.0.broken.store(true, Ordering::Release);
-            }
-        }
-        let guard = BreakOnDrop(self);
-        let result = part()?;
-        std::mem::forget(guard);
-        Ok(result)
-    }
 }
 
 #[cfg(test)]
@@ -68,7 +98,7 @@ mod tests {
 
     #[test]
     fn nobody_passes_before_all_have_come() {
-        let barrier = Barrier::new(3);
+        let barrier = Barrier::Threads(Spinning::new(3));
         let rounds = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..3 {
@@ -85,9 +115,9 @@ mod tests {
 
     #[test]
     fn a_rank_that_fails_ends_the_waits() {
-        let barrier = Barrier::new(2);
+        let barrier = Barrier::Threads(Spinning::new(2));
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| barrier.hold(|| Ok(barrier.wait()?)));
+            let waits = scope.spawn(|| barrier.hold(|| barrier.wait()));
             let fails = scope.spawn(|| barrier.hold(|| anyhow::bail!("the reason")) as anyhow::Result<()>);
             assert!(waits.join().unwrap().unwrap_err().is::<Broken>());
             assert_eq!(fails.join().unwrap().unwrap_err().to_string(), "the reason");

@@ -23,7 +23,7 @@ pub(super) const TIMED_SEED: u64 = 99;
 pub(super) struct Checker<'a, T> {
     pub(super) job: &'a Job,
     pub(super) expected: &'a Parts<T>,
-    pub(super) barrier: &'a Barrier,
+    pub(super) barrier: &'a Barrier<'a>,
 }
 
 impl<T: Datum> Checker<'_, T> {
@@ -236,26 +236,29 @@ fn flip_a_bit<T: Datum>(output: &mut [T]) {
     }
 }
 
-/// The right output, computed in as many parts as there are ranks and read by all of them.
+/// The right output, computed in as many parts as there are ranks in this process and read by all of them.
 pub(super) struct Parts<T> {
+    world: usize,
     parts: Vec<RwLock<Vec<T>>>,
 }
 
 impl<T: Datum> Parts<T> {
-    pub(super) fn new(world: usize) -> Self {
-        Parts { parts: (0..world).map(|_| RwLock::default()).collect() }
+    pub(super) fn new(here: usize, world: usize) -> Self {
+        Parts { world, parts: (0..here).map(|_| RwLock::default()).collect() }
     }
 
     pub(super) fn world(&self) -> usize {
-        self.parts.len()
+        self.world
     }
 
     /// Computes a rank's part. All parts are there after a barrier, and until the next one nobody may call this.
     fn compute(&self, rank: usize, count: usize, part: impl FnOnce(Range<usize>) -> Vec<T>) {
-        let share = count.div_ceil(self.world());
-        let start = (rank * share).min(count);
+        // Ranks that are threads are all here, and of those that are processes one is.
+        let here = rank % self.parts.len();
+        let share = count.div_ceil(self.parts.len());
+        let start = (here * share).min(count);
         let values = part(start..(start + share).min(count));
-        *self.parts[rank].write().unwrap_or_else(|poison| poison.into_inner()) = values;
+        *self.parts[here].write().unwrap_or_else(|poison| poison.into_inner()) = values;
     }
 
     fn with<O>(&self, read: impl FnOnce(&Expected<'_, T>) -> O) -> O {

@@ -13,6 +13,13 @@ pub(crate) fn for_ranks(world: usize) -> Option<Vec<usize>> {
     (cores.len() == world).then_some(cores)
 }
 
+/// The same for one of `world` ranks that are processes. A launcher may have left each of them cores of its own: the one
+/// core then, and none of several, among which the system chooses.
+pub(crate) fn for_process(rank: usize, world: usize) -> Option<usize> {
+    let own = for_ranks(2).is_none().then(|| for_ranks(1)).flatten();
+    own.map(|cores| cores[0]).or_else(|| for_ranks(world).map(|cores| cores[rank]))
+}
+
 /// Keeps the calling thread on a core, as far as the system lets it.
 pub(crate) fn keep_to(core: usize) {
     let mut set = CpuSet::new();
@@ -29,6 +36,19 @@ mod tests {
     fn there_is_a_core_for_one_rank_and_none_for_too_many() {
         assert_eq!(for_ranks(1).map(|cores| cores.len()), Some(1));
         assert_eq!(for_ranks(CpuSet::MAX_CPU + 1), None);
+    }
+
+    #[test]
+    fn a_process_takes_the_one_core_that_it_was_left() {
+        std::thread::spawn(|| {
+            let all = for_ranks(1).unwrap();
+            assert_eq!(for_process(0, 1), Some(all[0]));
+            keep_to(all[0]);
+            assert_eq!([for_process(0, 8), for_process(7, 8)], [Some(all[0]); 2]);
+        })
+        .join()
+        .unwrap();
+        assert_eq!(for_process(0, CpuSet::MAX_CPU + 1), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The ranks of the CUDA backend: a thread, a stream and two buffers each.
+//! The ranks of the CUDA backend: a thread or a process, a stream and two buffers each.
 //!
 //! Ranks may share a device, and their kernels wait for each other. So nothing here allocates, frees or synchronizes a
 //! device between the first launch of a call on one rank and its end on all: what a call needs is made before a
@@ -25,9 +25,10 @@ use super::{
     group::{Device, Group},
     machine::Gpu,
     rank::{Buffer, Call, Rank, Round, Schedule, Timing, of_rank},
+    team::Peers,
 };
 
-/// All ranks.
+/// All ranks of this process.
 pub(crate) struct CudaGroup {
     communicators: Vec<Communicator>,
     /// By rank, each device's primary context.
@@ -38,46 +39,49 @@ pub(crate) struct CudaGroup {
     /// By rank, like what follows: the kernels that check, and the two words that they work with.
     verifiers: Vec<Verifier>,
     words: Vec<Memory>,
+    /// Of all ranks.
     devices: Vec<Device>,
+    /// Each once.
+    gpus: Vec<Gpu>,
 }
 
 impl CudaGroup {
-    /// Rank r on `devices[r]`. The caller has seen that the backend is available: cudarc panics without a driver.
+    /// Threads, rank r on `devices[r]`. The caller has seen that the backend is available: cudarc panics without a driver.
     pub(crate) fn new(devices: &[usize], options: &Options) -> Result<Self> {
-        // The events of this build are read by a function that older drivers lack, and cudarc panics over that.
-        const OLDEST: i32 = 12080;
-        let version = driver_version()?;
-        ensure!(
-            version >= OLDEST,
-            "the driver supports CUDA {}, and events are timed by a function of {}: update the driver",
-            version_name(version),
-            version_name(OLDEST)
-        );
-        // Before the ranks wait for each other: to make a context can take longer than the timeout, which is about
-        // calls.
-        let contexts: Vec<_> = devices
-            .iter()
-            .map(|&device| {
-                CudaContext::new(device)
-                    .map_err(failed("cuDevicePrimaryCtxRetain"))
-                    .with_context(|| format!("device {device}"))
-            })
-            .collect::<Result<_>>()?;
+        let contexts = contexts(devices)?;
         let communicators = Communicator::local(devices, options)?;
+        let devices = contexts.iter().map(device).collect::<Result<_>>()?;
+        let gpus = contexts.iter().map(describe).collect::<Result<_>>()?;
+        CudaGroup::of(communicators, contexts, devices, gpus)
+    }
+
+    /// This process's rank of a group of processes, on that device of those that it sees.
+    pub(crate) fn join(peers: &Peers, ordinal: usize, options: &Options) -> Result<Self> {
+        let contexts = contexts(&[ordinal])?;
+        let here = (device(&contexts[0])?, describe(&contexts[0])?);
+        // All have their contexts before any of them waits for the others' calls.
+        let (devices, gpus) = peers.all_gather(&here)?.into_iter().unzip();
+        let communicator = Communicator::meet(&peers.meeting("chosen"), ordinal, options)?;
+        CudaGroup::of(vec![communicator], contexts, devices, gpus)
+    }
+
+    fn of(
+        communicators: Vec<Communicator>,
+        contexts: Vec<Arc<CudaContext>>,
+        devices: Vec<Device>,
+        mut gpus: Vec<Gpu>,
+    ) -> Result<Self> {
         let streams = contexts
             .iter()
             // Does not wait for the null stream, nor the null stream for it.
             .map(|context| context.new_stream().map_err(failed("cuStreamCreate")))
             .collect::<Result<_>>()?;
-        let verifiers = devices.iter().map(|&device| Verifier::new(device)).collect::<Result<_, _>>()?;
+        let verifiers = contexts.iter().map(|context| Verifier::new(context.ordinal())).collect::<Result<_, _>>()?;
         let words = contexts.iter().map(|context| Memory::new(context, Words::BYTES)).collect::<Result<_>>()?;
-        let devices = contexts
-            .iter()
-            .map(|context| {
-                Ok(Device { ordinal: context.ordinal(), pci: Some(pci(context)?), core: None, name: name(context)? })
-            })
-            .collect::<Result<_>>()?;
-        Ok(CudaGroup { communicators, contexts, streams, verifiers, words, devices })
+        gpus.sort_by(|one, other| one.uuid.cmp(&other.uuid));
+        gpus.dedup_by(|one, other| one.uuid == other.uuid);
+        gpus.sort_by_key(|gpu| gpu.ordinal);
+        Ok(CudaGroup { communicators, contexts, streams, verifiers, words, devices, gpus })
     }
 
     /// What a measurement by this group holds for.
@@ -85,13 +89,38 @@ impl CudaGroup {
         Ok(self.communicators[0].machine()?)
     }
 
-    /// The devices, each once.
-    pub(crate) fn gpus(&self) -> Result<Vec<Gpu>> {
-        let mut contexts: Vec<_> = self.contexts.iter().collect();
-        contexts.sort_by_key(|context| context.ordinal());
-        contexts.dedup_by_key(|context| context.ordinal());
-        contexts.into_iter().map(describe).collect()
+    /// The devices of all ranks, each once.
+    pub(crate) fn gpus(&self) -> Vec<Gpu> {
+        self.gpus.clone()
     }
+}
+
+/// Before the ranks wait for each other: to make a context can take longer than the timeout, which is about calls.
+fn contexts(devices: &[usize]) -> Result<Vec<Arc<CudaContext>>> {
+    // The events of this build are read by a function that older drivers lack, and cudarc panics over that.
+    const OLDEST: i32 = 12080;
+    let version = driver_version()?;
+    ensure!(
+        version >= OLDEST,
+        "the driver supports CUDA {}, and events are timed by a function of {}: update the driver",
+        version_name(version),
+        version_name(OLDEST)
+    );
+    let context = |&device: &usize| {
+        CudaContext::new(device).map_err(failed("cuDevicePrimaryCtxRetain")).with_context(|| format!("device {device}"))
+    };
+    devices.iter().map(context).collect()
+}
+
+/// What a rank of this process runs on.
+fn device(context: &Arc<CudaContext>) -> Result<Device> {
+    Ok(Device {
+        ordinal: context.ordinal(),
+        pci: Some(pci(context)?),
+        core: None,
+        name: name(context)?,
+        process_id: std::process::id(),
+    })
 }
 
 impl Group for CudaGroup {
@@ -135,7 +164,8 @@ impl Group for CudaGroup {
     fn ranks<T: Datum>(&mut self, geometry: &Geometry, homes: &[Home]) -> Result<Vec<CudaRank<'_>>> {
         let bytes = geometry.len() * size_of::<T>();
         for gpu in self.contexts.iter().filter(|_| homes.contains(&Home::Plain)) {
-            let ranks = self.contexts.iter().filter(|context| context.ordinal() == gpu.ordinal()).count();
+            let own = device(gpu)?;
+            let ranks = self.devices.iter().filter(|device| device.is_same(&own)).count();
             let (free, _) = gpu.mem_get_info().map_err(failed("cuMemGetInfo"))?;
             ensure!(
                 2 * bytes * ranks <= free / 100 * 95,
@@ -269,7 +299,7 @@ impl CudaRank<'_> {
 
     /// The first replays are not timed, and the next ones are launched while they run: no sample has a launch in it,
     /// nor how much later another rank came.
-    fn time_graph(&self, graph: &Graph, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+    fn time_graph(&self, graph: &Graph, schedule: &Schedule, barrier: &Barrier<'_>) -> Result<Timing> {
         let warmups = schedule.warmup.div_ceil(schedule.iterations);
         let events = self.events(schedule.replays + 1)?;
         barrier.wait()?;
@@ -291,7 +321,7 @@ impl CudaRank<'_> {
         timing(&events, schedule, schedule.iterations, wall_us * timed)
     }
 
-    fn time_queued(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+    fn time_queued(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier<'_>) -> Result<Timing> {
         // An event after each call costs time between the calls, so only on demand.
         let events = self.events(if schedule.per_iteration { schedule.calls() + 1 } else { 2 })?;
         barrier.wait()?;
@@ -322,7 +352,7 @@ impl CudaRank<'_> {
         Ok(timing)
     }
 
-    fn time_synchronized(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+    fn time_synchronized(&mut self, call: &Call, schedule: &Schedule, barrier: &Barrier<'_>) -> Result<Timing> {
         barrier.wait()?;
         for number in 0..schedule.warmup {
             self.enqueue(call, number)?;
@@ -487,7 +517,13 @@ impl<T: Datum> Rank<T> for CudaRank<'_> {
         (call.mode == Mode::Graph).then(|| self.capture(call, schedule.iterations)).transpose()
     }
 
-    fn time(&mut self, ready: &Option<Graph>, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+    fn time(
+        &mut self,
+        ready: &Option<Graph>,
+        call: &Call,
+        schedule: &Schedule,
+        barrier: &Barrier<'_>,
+    ) -> Result<Timing> {
         match (call.mode, ready) {
             (Mode::Graph, Some(graph)) => self.time_graph(graph, schedule, barrier),
             (Mode::Graph, None) => bail!("a graph is replayed once it was captured"),

@@ -12,7 +12,7 @@ const THREADS: [usize; 5] = [64, 128, 256, 384, 512];
 /// The grids to try: with one packet or two a thread, or with one to sixteen packs. What can't be resident is for the
 /// library to refuse.
 ///
-/// `sharing` is how many ranks are on one device. `few` keeps to one packet or four packs a thread.
+/// `sharing` is how many ranks are on one device. `few` keeps to one packet, or one pack or four, a thread.
 pub(crate) fn all(algorithm: Algorithm, bytes: usize, sharing: usize, few: bool) -> Vec<Choice> {
     let most_blocks = (SHARED_BLOCKS / sharing.max(1)).clamp(1, MOST_BLOCKS);
     let long = bytes >= LONG_BYTES;
@@ -34,7 +34,7 @@ pub(crate) fn all(algorithm: Algorithm, bytes: usize, sharing: usize, few: bool)
         }
     }
     for threads in THREADS.into_iter().filter(|&threads| threads > if long || few { 256 } else { 0 }) {
-        for a_thread in if few { &[4][..] } else { &[1, 2, 4, 8, 16] } {
+        for a_thread in if few { &[1, 4][..] } else { &[1, 2, 4, 8, 16] } {
             grids.push((units.div_ceil(threads * a_thread).clamp(1, most_blocks), threads));
         }
     }

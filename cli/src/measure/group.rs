@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use peersum::{DType, Placement, Plan};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     candidate::{Home, Way},
@@ -21,7 +21,7 @@ pub(crate) enum Backend {
 }
 
 /// What a rank runs on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Device {
     /// Ordinal of the GPU; on the host, of the thread.
     pub(crate) ordinal: usize,
@@ -31,6 +31,15 @@ pub(crate) struct Device {
     pub(crate) core: Option<usize>,
     /// Name of the GPU, or of the CPU.
     pub(crate) name: String,
+    /// The process that the rank is in.
+    pub(crate) process_id: u32,
+}
+
+impl Device {
+    /// Whether it is the same GPU; processes may count them in other ways.
+    pub(crate) fn is_same(&self, other: &Device) -> bool {
+        if self.pci.is_some() { self.pci == other.pci } else { self.ordinal == other.ordinal }
+    }
 }
 
 /// The ranks of a run.
@@ -56,7 +65,7 @@ pub(crate) trait Group {
     /// Whether symmetric memory is a window of that NCCL's, which has other kernels for it, or why not.
     fn nccl_window(&self) -> Result<(), String>;
 
-    /// Gives every rank its buffers, a pair in each of these places.
+    /// Gives every rank of this process its buffers, a pair in each of these places.
     fn ranks<T: Datum>(&mut self, geometry: &Geometry, homes: &[Home]) -> Result<Vec<Self::Rank<'_, T>>>;
 }
 
@@ -82,8 +91,21 @@ pub(crate) fn devices(ranks: Option<usize>, named: &[usize], count: usize) -> Re
 
 /// The most ranks that are on one device.
 pub(crate) fn sharing(devices: &[Device]) -> usize {
-    let on = |ordinal| devices.iter().filter(|device| device.ordinal == ordinal).count();
-    devices.iter().map(|device| on(device.ordinal)).max().unwrap_or(1)
+    let on = |device: &Device| devices.iter().filter(|other| other.is_same(device)).count();
+    devices.iter().map(on).max().unwrap_or(1)
+}
+
+/// The device of a rank that is a process, one of several on `count` GPUs: the one that is named for it, or by its number
+/// on this machine, in turns where there are more ranks than GPUs.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) fn device_of(rank: usize, local_rank: usize, world: usize, named: &[usize], count: usize) -> Result<usize> {
+    if named.is_empty() {
+        ensure!(count > 0, "this process sees no GPU");
+        return Ok(local_rank % count);
+    }
+    let names = named.len();
+    ensure!(names == world, "--devices names {names}, but the launcher started {world} ranks: name one for each");
+    Ok(named[rank])
 }
 
 /// How many GPUs there are, or why none can be used.

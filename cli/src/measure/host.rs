@@ -1,4 +1,4 @@
-//! The ranks of the host backend: threads, and buffers in ordinary memory.
+//! The ranks of the host backend: threads or processes, and buffers in ordinary memory.
 
 use std::{borrow::Cow, ops::Range, time::Instant};
 
@@ -15,31 +15,48 @@ use super::{
     group::{Device, Group},
     machine,
     rank::{Buffer, Call, Rank, Schedule, Timing, of_rank},
+    team::Peers,
 };
 
-/// All ranks.
+/// All ranks of this process.
 pub(crate) struct HostGroup {
     /// By rank: the one whose calls go as the library chooses, and one for each algorithm that can be forced, each of a
     /// group of its own.
     communicators: Vec<Vec<(Option<Algorithm>, Communicator)>>,
     /// Why others can't.
     refused: Vec<(Algorithm, Error)>,
+    /// Of all ranks.
     devices: Vec<Device>,
 }
 
 impl HostGroup {
-    /// A group in which these algorithms, as far as they can run here, can be forced.
+    /// A group of threads in which these algorithms, as far as they can run here, can be forced.
     pub(crate) fn new(world: usize, options: &Options, algorithms: &[Algorithm]) -> Result<Self> {
-        let name = machine::cpu_model();
         let cores = cores::for_ranks(world);
-        let core = |rank| cores.as_ref().map(|cores| cores[rank]);
-        let devices =
-            (0..world).map(|rank| Device { ordinal: rank, pci: None, core: core(rank), name: name.clone() }).collect();
-        let chosen = Communicator::local(world, options)?;
+        let devices = (0..world).map(|rank| device(rank, cores.as_ref().map(|cores| cores[rank])));
+        HostGroup::of(devices.collect(), options, algorithms, |options, _| Communicator::local(world, options))
+    }
+
+    /// This process's rank of such a group of processes.
+    pub(crate) fn join(peers: &Peers, options: &Options, algorithms: &[Algorithm]) -> Result<Self> {
+        let core = cores::for_process(peers.rank(), peers.world());
+        let devices = peers.all_gather(&device(peers.rank(), core))?;
+        HostGroup::of(devices, options, algorithms, |options, name| {
+            Ok(vec![Communicator::meet(&peers.meeting(name), options)?])
+        })
+    }
+
+    fn of(
+        devices: Vec<Device>,
+        options: &Options,
+        algorithms: &[Algorithm],
+        make: impl Fn(&Options, &str) -> peersum::Result<Vec<Communicator>>,
+    ) -> Result<Self> {
+        let chosen = make(options, "chosen")?;
         let mut communicators: Vec<_> = chosen.into_iter().map(|communicator| vec![(None, communicator)]).collect();
         let mut refused = Vec::new();
         for &algorithm in algorithms {
-            match Communicator::local(world, &options.clone().algorithm(algorithm)) {
+            match make(&options.clone().algorithm(algorithm), algorithm.name()) {
                 Ok(forced) => communicators
                     .iter_mut()
                     .zip(forced)
@@ -50,6 +67,11 @@ impl HostGroup {
         }
         Ok(HostGroup { communicators, refused, devices })
     }
+}
+
+/// What a rank of this process runs on.
+fn device(rank: usize, core: Option<usize>) -> Device {
+    Device { ordinal: rank, pci: None, core, name: machine::cpu_model(), process_id: std::process::id() }
 }
 
 /// Which communicator of a rank does calls this way.
@@ -106,20 +128,22 @@ impl Group for HostGroup {
     }
 
     fn ranks<T: Datum>(&mut self, geometry: &Geometry, _homes: &[Home]) -> Result<Vec<HostRank<'_, T>>> {
-        // Two buffers a rank, and while they are checked the inputs of each and the one right output.
-        let bytes = (3 * self.communicators.len() + 1) * geometry.len() * size_of::<T>();
+        // Two buffers a rank, and while they are checked the inputs of each and, in each process, the right output.
+        let (world, here) = (self.devices.len(), self.communicators.len());
+        let bytes = (3 * world + world / here) * geometry.len() * size_of::<T>();
         if let Some(available) = machine::available_memory() {
             ensure!(
                 bytes as u64 <= available / 10 * 9,
-                "the buffers of {} ranks need {bytes} bytes, and {available} are available: lower -e, or -g",
-                self.communicators.len(),
+                "the buffers of {world} ranks need {bytes} bytes, and {available} are available: lower -e, or -g",
             );
         }
         Ok(self
             .communicators
             .iter_mut()
-            .zip(&self.devices)
-            .map(|(communicators, device)| HostRank::new(communicators, device.core, geometry))
+            .map(|communicators| {
+                let core = self.devices[communicators[0].1.rank()].core;
+                HostRank::new(communicators, core, geometry)
+            })
             .collect())
     }
 }
@@ -212,7 +236,7 @@ impl<T: Datum> Rank<T> for HostRank<'_, T> {
         Ok(())
     }
 
-    fn time(&mut self, (): &(), call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+    fn time(&mut self, (): &(), call: &Call, schedule: &Schedule, barrier: &Barrier<'_>) -> Result<Timing> {
         barrier.wait()?;
         for number in 0..schedule.warmup {
             self.all_reduce(call, number)?;

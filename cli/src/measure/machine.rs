@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The machine, as far as it bears on the figures.
 #[derive(Clone, Debug, Serialize)]
@@ -25,7 +25,7 @@ pub(crate) struct Machine {
 }
 
 /// A GPU.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Gpu {
     pub(crate) ordinal: usize,
     pub(crate) name: String,

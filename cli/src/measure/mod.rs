@@ -1,9 +1,10 @@
 //! Measuring: all ranks time a call, then check it, on either backend.
 //!
 //! [`rank`] says what a rank of a backend does, [`group`] what a backend has; [`host`] and [`cuda`] are the two.
-//! [`run`] drives all ranks through what is timed, [`check`] through what is looked at.
+//! [`run`] drives all ranks through what is timed, [`check`] through what is looked at; [`team`] says whether they are
+//! threads of this process, or processes.
 
-mod barrier;
+pub(crate) mod barrier;
 pub(crate) mod candidate;
 pub(crate) mod case;
 mod check;
@@ -21,4 +22,5 @@ pub(crate) mod machine;
 pub(crate) mod rank;
 pub(crate) mod run;
 pub(crate) mod statistics;
+pub(crate) mod team;
 pub(crate) mod verify;

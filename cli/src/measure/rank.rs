@@ -4,6 +4,7 @@ use std::{borrow::Cow, ops::Range};
 
 use anyhow::{Result, anyhow, bail};
 use peersum::ReduceOp;
+use serde::{Deserialize, Serialize};
 
 use super::{
     barrier::Barrier,
@@ -71,7 +72,7 @@ pub(crate) trait Rank<T: Datum>: Send {
     fn ready(&mut self, call: &Call, schedule: &Schedule) -> Result<Self::Ready>;
 
     /// Warms up and times. Waits at the barrier before what is timed starts.
-    fn time(&mut self, ready: &Self::Ready, call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing>;
+    fn time(&mut self, ready: &Self::Ready, call: &Call, schedule: &Schedule, barrier: &Barrier<'_>) -> Result<Timing>;
 }
 
 /// Which inputs a rank makes.
@@ -112,7 +113,7 @@ impl Schedule {
 }
 
 /// One rank's times of one call, in microseconds.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Timing {
     /// By the mode's clock: the total over the calls.
     pub(crate) time_us: f64,

@@ -8,7 +8,7 @@ use std::{
 use anyhow::Result;
 
 use super::{
-    barrier::{Barrier, Broken},
+    barrier::{Barrier, Broken, Spinning},
     candidate::{Candidate, Home, Way},
     check::{Checker, Parts, TIMED_SEED},
     datum::Datum,
@@ -16,6 +16,7 @@ use super::{
     inputs::{Inputs, Pattern},
     rank::{Buffer, Call, Rank, Schedule, Timing},
     statistics,
+    team::Team,
     verify::Wrong,
 };
 
@@ -50,9 +51,14 @@ pub(crate) struct Outcome {
 }
 
 /// Fills the buffers in these places, once: what the timed calls reduce is looked at in one tensor alone.
-pub(crate) fn fill<T: Datum, R: Rank<T>>(ranks: &mut [R], geometry: &Geometry, homes: &[Home]) -> Result<()> {
-    let inputs = Inputs::<T>::new(Pattern::Exact, TIMED_SEED, ranks.len());
-    on_all(ranks, |rank, _| {
+pub(crate) fn fill<T: Datum, R: Rank<T>>(
+    ranks: &mut [R],
+    team: &Team,
+    geometry: &Geometry,
+    homes: &[Home],
+) -> Result<()> {
+    let inputs = Inputs::<T>::new(Pattern::Exact, TIMED_SEED, team.world(ranks.len()));
+    on_all(ranks, team, |rank, _| {
         let values = inputs.of_rank(rank.rank(), 0..geometry.len());
         for &home in homes {
             rank.take(&Candidate { way: Way::Chosen, home, plan: None })?;
@@ -65,18 +71,21 @@ pub(crate) fn fill<T: Datum, R: Rank<T>>(ranks: &mut [R], geometry: &Geometry, h
 }
 
 /// Times all candidates, round by round so that drift hits them alike, and checks each. By candidate: what came of it,
-/// or why it could not be timed, which the ranks agree on.
+/// or why it could not be timed, which the ranks agree on. Of ranks that are processes, each learns all of it.
 pub(crate) fn measure<T: Datum, R: Rank<T>>(
     ranks: &mut [R],
+    team: &Team,
     job: &Job,
     candidates: &[Candidate],
 ) -> Result<Vec<Result<Outcome, String>>> {
-    let expected = Parts::new(ranks.len());
+    let world = team.world(ranks.len());
+    let expected = Parts::new(ranks.len(), world);
     let refusals = Refusals::new(candidates.len());
-    let by_rank = on_all(ranks, |rank, barrier| {
+    let by_rank = on_all(ranks, team, |rank, barrier| {
         let checker = Checker { job, expected: &expected, barrier };
         one_rank(rank, job, candidates, &checker, &refusals)
     })?;
+    let by_rank = team.all_of(by_rank)?;
     let mut outcomes = vec![Outcome::default(); candidates.len()];
     for of_rank in by_rank {
         for (outcome, (timing, wrong)) in outcomes.iter_mut().zip(of_rank) {
@@ -84,7 +93,6 @@ pub(crate) fn measure<T: Datum, R: Rank<T>>(
             outcome.wrong.get_or_insert_default().add(wrong);
         }
     }
-    let world = ranks.len();
     Ok(outcomes
         .into_iter()
         .zip(candidates)
@@ -116,6 +124,7 @@ fn one_rank<T: Datum, R: Rank<T>>(
         ready.push(made.map_err(|error| refusals.note(number, &error)).ok());
         barrier.wait()?;
     }
+    refusals.agree(barrier)?;
     let mut rounds = vec![Vec::new(); candidates.len()];
     let mut wrongs = vec![Wrong::default(); candidates.len()];
     for round in 0..job.rounds {
@@ -167,17 +176,33 @@ impl Refusals {
         reason.get_or_insert_with(|| format!("{error:#}"));
     }
 
+    /// Learns what ranks in other processes have found out.
+    fn agree(&self, barrier: &Barrier<'_>) -> Result<()> {
+        let Barrier::Processes(peers) = barrier else { return Ok(()) };
+        let own: Vec<_> = (0..self.0.len()).map(|candidate| self.of(candidate)).collect();
+        let all = peers.all_gather(&own)?;
+        for (candidate, reason) in self.0.iter().enumerate() {
+            let first = all.iter().find_map(|of_rank| of_rank.get(candidate).cloned().flatten());
+            *reason.lock().unwrap_or_else(PoisonError::into_inner) = first;
+        }
+        Ok(())
+    }
+
     fn of(&self, candidate: usize) -> Option<String> {
         self.0[candidate].lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Runs a part on every rank, each on its own thread. Of the errors, it returns one that is a cause.
+/// Runs a part on every rank of this process, each on its own thread. Of the errors, it returns one that is a cause.
 pub(crate) fn on_all<T: Datum, R: Rank<T>, O: Send>(
     ranks: &mut [R],
-    part: impl Fn(&mut R, &Barrier) -> Result<O> + Sync,
+    team: &Team,
+    part: impl Fn(&mut R, &Barrier<'_>) -> Result<O> + Sync,
 ) -> Result<Vec<O>> {
-    let barrier = Barrier::new(ranks.len());
+    let barrier = match team {
+        Team::Threads => Barrier::Threads(Spinning::new(ranks.len())),
+        Team::Processes(peers) => Barrier::Processes(peers),
+    };
     let (barrier, part) = (&barrier, &part);
     let results: Vec<Result<O>> = thread::scope(|scope| {
         let threads: Vec<_> = ranks
@@ -333,7 +358,7 @@ mod tests {
             }
         }
 
-        fn time(&mut self, (): &(), call: &Call, schedule: &Schedule, barrier: &Barrier) -> Result<Timing> {
+        fn time(&mut self, (): &(), call: &Call, schedule: &Schedule, barrier: &Barrier<'_>) -> Result<Timing> {
             if self.flaw == Flaw::Fails {
                 bail!("rank {} has a reason", self.rank);
             }
@@ -372,8 +397,8 @@ mod tests {
         let mut ranks = copiers(flaws, checks_itself);
         let job = job(placement, checks, fault);
         // Twice: what a check leaves must not disturb the next.
-        measure(&mut ranks, &job, &[CHOSEN])?;
-        Ok(measure(&mut ranks, &job, &[CHOSEN])?.remove(0).expect("a candidate that is there"))
+        measure(&mut ranks, &Team::Threads, &job, &[CHOSEN])?;
+        Ok(measure(&mut ranks, &Team::Threads, &job, &[CHOSEN])?.remove(0).expect("a candidate that is there"))
     }
 
     const CHOSEN: Candidate = Candidate { way: Way::Chosen, home: Home::Plain, plan: None };
@@ -399,7 +424,7 @@ mod tests {
                 timed: Vec::new(),
             })
             .collect();
-        fill(&mut ranks, &geometry, &[Home::Plain]).expect("copiers can be written to");
+        fill(&mut ranks, &Team::Threads, &geometry, &[Home::Plain]).expect("copiers can be written to");
         ranks
     }
 
@@ -504,7 +529,8 @@ mod tests {
         assert_eq!(orders, [[0, 1, 2], [2, 1, 0], [1, 2, 0], [1, 0, 2], [2, 0, 1], [0, 2, 1]]);
         let mut ranks = copiers(&[Flaw::None], false);
         let candidates = [CHOSEN, forced(1), forced(2)];
-        measure(&mut ranks, &Job { rounds: 6, ..job(Placement::OutOfPlace, 1, None) }, &candidates).unwrap();
+        measure(&mut ranks, &Team::Threads, &Job { rounds: 6, ..job(Placement::OutOfPlace, 1, None) }, &candidates)
+            .unwrap();
         let timed: Vec<_> = orders.concat().into_iter().map(|number| candidates[number].way).collect();
         assert_eq!(ranks[0].timed, timed);
     }
@@ -514,7 +540,7 @@ mod tests {
         for flaws in [[Flaw::None, Flaw::Refuses], [Flaw::Refuses, Flaw::None]] {
             let mut ranks = copiers(&flaws, true);
             let job = Job { rounds: 2, ..job(Placement::InPlace, 0, None) };
-            let outcomes = measure(&mut ranks, &job, &[CHOSEN, forced(1), CHOSEN]).unwrap();
+            let outcomes = measure(&mut ranks, &Team::Threads, &job, &[CHOSEN, forced(1), CHOSEN]).unwrap();
             let refused: Vec<_> = outcomes.iter().map(|outcome| outcome.as_ref().err().cloned()).collect();
             assert_eq!(refused, [None, Some("there is no such thing".to_owned()), None]);
             assert!(ranks.iter().all(|rank| rank.timed == [Way::Chosen; 4]));
@@ -524,7 +550,8 @@ mod tests {
     #[test]
     fn right_bits_that_another_candidate_left_are_not_taken_for_this_one_s() {
         let mut ranks = copiers(&[Flaw::IdleInTurn], false);
-        let outcomes = measure(&mut ranks, &job(Placement::OutOfPlace, 1, None), &[CHOSEN, forced(1)]).unwrap();
+        let outcomes =
+            measure(&mut ranks, &Team::Threads, &job(Placement::OutOfPlace, 1, None), &[CHOSEN, forced(1)]).unwrap();
         let wrong: Vec<_> = outcomes.into_iter().map(|outcome| outcome.unwrap().wrong.unwrap().elements).collect();
         assert_eq!(wrong, [0, COUNT as u64]);
     }

@@ -1,13 +1,13 @@
 //! What a right output is, and how a wrong one is told.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{datum::Datum, inputs::Pattern};
 
 /// What a check found, of one rank or of all.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Wrong {
     pub(crate) elements: u64,
     pub(crate) first: Option<FirstWrong>,
@@ -24,7 +24,7 @@ impl Wrong {
 }
 
 /// The first wrong element of a check.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct FirstWrong {
     pub(crate) rank: usize,
     /// Of the output; negative, or not below the count, where a call wrote outside of it.
@@ -33,7 +33,7 @@ pub(crate) struct FirstWrong {
     pub(crate) expected_bits: String,
     pub(crate) got: String,
     pub(crate) got_bits: String,
-    pub(crate) check: &'static str,
+    pub(crate) check: Cow<'static, str>,
 }
 
 impl fmt::Display for FirstWrong {
@@ -126,7 +126,7 @@ impl Check {
             expected_bits: bits(want),
             got: got.to_f32().to_string(),
             got_bits: bits(got),
-            check: self.kind.name(),
+            check: self.kind.name().into(),
         });
     }
 }

@@ -1,6 +1,6 @@
 //! What a call of each algorithm of this library must take: the launch, the hops on its critical path, and its bytes.
 
-use std::{fs, path::Path};
+use std::{fmt, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use peersum::Algorithm;
@@ -21,6 +21,13 @@ pub(crate) struct Parameters {
     pub(crate) fence_us: f64,
     /// B: what one GPU sends, in GB/s.
     pub(crate) gb_per_s: f64,
+}
+
+impl fmt::Display for Parameters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Parameters { t0_us, push_us, load_us, atomic_us, fence_us, gb_per_s } = self;
+        write!(f, "T0 {t0_us}, L {push_us}, R {load_us}, A {atomic_us}, F {fence_us} us, B {gb_per_s} GB/s")
+    }
 }
 
 /// The same as far as it is given, as in a file.

@@ -396,11 +396,6 @@ fn sizes(arguments: &Arguments) -> Vec<u64> {
     sweep.counts(1).map(|bytes| bytes as u64).collect()
 }
 
-fn parameters_line(parameters: &Parameters) -> String {
-    let Parameters { t0_us, push_us, load_us, atomic_us, fence_us, gb_per_s } = parameters;
-    format!("T0 {t0_us}, L {push_us}, R {load_us}, A {atomic_us}, F {fence_us} us, B {gb_per_s} GB/s")
-}
-
 /// Every algorithm's time by the model of hops.
 fn hops(arguments: &Arguments, parameters: &Parameters) -> Table {
     let ranks = arguments.ranks;
@@ -414,7 +409,7 @@ fn hops(arguments: &Arguments, parameters: &Parameters) -> Table {
         (Size(bytes).to_string(), bytes, cells)
     };
     Table {
-        title: format!("All-reduce between {ranks} ranks, us: {}", parameters_line(parameters)),
+        title: format!("All-reduce between {ranks} ranks, us: {}", parameters),
         columns: ways.iter().map(|way| way.name().to_owned()).chain(["best".into(), "bound by".into()]).collect(),
         rows: sizes(arguments).into_iter().map(row).collect(),
         notes: vec![
@@ -461,7 +456,7 @@ fn measured(results: &Results, parameters: &Parameters) -> Table {
         ));
     }
     Table {
-        title: format!("Measured between {ranks} ranks, and the model, us: {}", parameters_line(parameters)),
+        title: format!("Measured between {ranks} ranks, and the model, us: {}", parameters),
         columns: columns.map(Into::into).into(),
         rows: rows.collect(),
         notes,

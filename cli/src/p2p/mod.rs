@@ -12,6 +12,7 @@ pub(crate) mod theory;
 
 use std::{
     io::{self, Write},
+    path::PathBuf,
     process::ExitCode,
 };
 
@@ -20,6 +21,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 
 use crate::{
+    page,
     probe::gpu,
     sizes::Size,
     topology::{machine::Machine, read, source::Here},
@@ -38,6 +40,10 @@ pub(crate) struct Arguments {
     #[arg(short = 'b', long, value_name = "SIZE", default_value = "128M")]
     bytes: Size,
 
+    /// Draws the matrices as heat maps, to a page that opens without a network
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
+
     /// Prints everything as JSON
     #[arg(long)]
     json: bool,
@@ -52,6 +58,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let machine = read::read(&Here);
     let machine = (!machine.gpus.is_empty()).then_some(&machine);
     let report = measured(&mut cuda, bytes, machine);
+    if let Some(file) = &arguments.html {
+        let mut text = Vec::new();
+        report.print(&mut text)?;
+        let pictures = page::matrices(&serde_json::to_string(&report)?)?;
+        let text = String::from_utf8_lossy(&text);
+        page::write(file, &page::html("What each two GPUs can move, and whether it arrives", &text, &pictures))?;
+    }
     let mut out = io::stdout().lock();
     if arguments.json {
         serde_json::to_writer_pretty(&mut out, &report)?;

@@ -195,4 +195,6 @@ fn the_report_is_json_with_a_schema() {
     assert_eq!(json["devices"][0]["name"], "Fake, \"quoted\"");
     assert_eq!(json["copy_latency"][0]["cells"][0][1]["value"]["gpu_us"], 2.0);
     assert_eq!(json["efficiency_percent"][0][1], Value::Null);
+    // And is what the page draws.
+    assert!(!crate::page::matrices(&json.to_string()).unwrap().is_empty());
 }

@@ -232,7 +232,7 @@ fn measured(runs: &[Run], parameters: Option<&Parameters>) -> Result<Vec<Picture
 }
 
 /// The matrices of a report of `peersum p2p --json`.
-fn matrices(text: &str) -> Result<Vec<Picture>> {
+pub(crate) fn matrices(text: &str) -> Result<Vec<Picture>> {
     let report: Value = serde_json::from_str(text).context("it is no JSON")?;
     match report["schema"].as_str() {
         Some("peersum-p2p") if report["schema_version"] == 1 => (),

@@ -26,26 +26,34 @@ use crate::measure::{
     group::{self, Backend, Group},
     host::HostGroup,
     machine::Machine,
+    team::Team,
 };
-use choose::Chosen;
+use choose::{Chosen, Place};
 use options::Config;
-use report::Report;
+use report::{Ranks, Report};
 use session::Session;
 
 /// Runs the subcommand. It fails with exit code 1 where an element was wrong or a call failed; an error is returned
-/// where nothing could be measured.
+/// where nothing could be measured. Where ranks are processes, all of them come to the same.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let config = Config::new(arguments)?;
+    let launched = choose::launched(arguments)?;
+    let chosen = choose::choose(arguments, launched.as_ref().map(Place::of), group::gpus)?;
+    let team = Team::join(launched.as_ref())?;
     let files = session::Files { report: arguments.output_file.as_deref(), plot: arguments.plot.as_deref() };
-    let passed = match choose::choose(arguments, group::gpus)? {
+    let passed = match chosen {
         Chosen::Host { world, instead_of_gpus } => {
             let algorithms = config.compared.algorithms(Backend::Host, config.home());
-            let group = HostGroup::new(world, &config.library, &algorithms)?;
+            let group = match &team {
+                Team::Threads => HostGroup::new(world, &config.library, &algorithms)?,
+                Team::Processes(peers) => HostGroup::join(peers, &config.library, &algorithms)?,
+            };
             let machine = Machine::here(None, Vec::new());
-            let report =
-                Report::new(&config, Backend::Host, instead_of_gpus.clone(), group.devices(), machine, group.nccl());
+            let ranks = Ranks { backend: Backend::Host, running: team.running(), devices: group.devices() };
+            let report = Report::new(&config, &ranks, instead_of_gpus.clone(), machine, group.nccl());
             let session = Session {
                 group,
+                team: &team,
                 backend: Backend::Host,
                 instead_of_gpus,
                 config: &config,
@@ -59,11 +67,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         #[cfg(feature = "cuda")]
         Chosen::Cuda { devices } => {
             let modes = arguments.modes()?;
-            let group = CudaGroup::new(&devices, &config.library)?;
-            let machine = Machine::here(Some(cuda::driver_api()?), group.gpus()?);
-            let report = Report::new(&config, Backend::Cuda, None, group.devices(), machine, group.nccl());
+            let group = match &team {
+                Team::Threads => CudaGroup::new(&devices, &config.library)?,
+                Team::Processes(peers) => CudaGroup::join(peers, devices[0], &config.library)?,
+            };
+            let machine = Machine::here(Some(cuda::driver_api()?), group.gpus());
+            let ranks = Ranks { backend: Backend::Cuda, running: team.running(), devices: group.devices() };
+            let report = Report::new(&config, &ranks, None, machine, group.nccl());
             let session = Session {
                 group,
+                team: &team,
                 backend: Backend::Cuda,
                 instead_of_gpus: None,
                 config: &config,

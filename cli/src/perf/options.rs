@@ -11,6 +11,7 @@ use crate::{
     bandwidth,
     dtypes::{TypeChoice, dtypes, once_each},
     measure::{candidate::Home, case::Mode, run::Fault, statistics::Combine},
+    model::hops::Parameters,
     sizes::{Size, Step, Sweep},
 };
 
@@ -93,11 +94,15 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE.svg", help_heading = "Comparison")]
     pub(crate) plot: Option<PathBuf>,
 
+    /// Prints under each table how near each row is to what `peersum probe` found that it must take: its report
+    #[arg(long, value_name = "FILE", help_heading = "Comparison")]
+    pub(crate) limits: Option<PathBuf>,
+
     /// Writes all figures to a file, as JSON; an older file of that name is replaced
     #[arg(short = 'J', long = "output_file", value_name = "FILE.json")]
     pub(crate) output_file: Option<PathBuf>,
 
-    /// Ranks [default: all GPUs; on the host one per core, 2 to 8]
+    /// Ranks [default: all GPUs; on the host one per core, 2 to 8]. Of processes, each is one
     #[arg(short = 'g', long = "ngpus", value_name = "N", help_heading = "Ranks")]
     pub(crate) ranks: Option<usize>,
 
@@ -105,9 +110,14 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Ranks")]
     pub(crate) devices: Vec<usize>,
 
-    /// Where ranks are: GPUs, threads of the CPU, or GPUs if there are any
+    /// Where ranks are: GPUs, the CPU, or GPUs if there are any
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Ranks")]
     pub(crate) backend: BackendChoice,
+
+    /// What ranks are: threads of this process, or processes, of which a launcher has started this as one (`peersum launch`,
+    /// torchrun, mpirun, srun); or processes if it has started several
+    #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Ranks")]
+    pub(crate) ranks_are: RanksAre,
 
     /// Seconds that a rank waits for its peers before the run fails, saying for whom [default: 10, with NCCL 30]
     #[arg(short = 'T', long = "timeout", value_name = "S", help_heading = "Library")]
@@ -169,6 +179,13 @@ pub(crate) enum BackendChoice {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RanksAre {
+    Auto,
+    Threads,
+    Processes,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum OpChoice {
     Sum,
     #[value(alias = "average")]
@@ -208,6 +225,8 @@ pub(crate) struct Config {
     pub(crate) unalign: usize,
     pub(crate) fault: Option<Fault>,
     pub(crate) compared: Compared,
+    /// What calls must take, and which of it was assumed.
+    pub(crate) limits: Option<(Parameters, Vec<&'static str>)>,
     pub(crate) library: Options,
 }
 
@@ -235,6 +254,7 @@ impl Config {
             unalign: arguments.unalign,
             fault: arguments.inject_fault,
             compared: Compared::new(&arguments.compare),
+            limits: arguments.limits.as_deref().map(Parameters::read).transpose()?,
             library: arguments.library()?,
         };
         if let Some(file) = &arguments.plot {

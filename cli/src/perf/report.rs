@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use peersum::Overlap;
+use peersum::{Algorithm, Overlap};
 use serde::Serialize;
 
 use super::{
@@ -26,13 +26,18 @@ use crate::{
         rank::{Call, Schedule},
         run::Outcome,
         statistics::{Combine, Spread},
+        team::Running,
         verify::FirstWrong,
     },
+    model::hops::{Nearness, Parameters},
     sizes::Step,
 };
 
 const SCHEMA: &str = "peersum-perf";
 const SCHEMA_VERSION: u32 = 1;
+/// Over the lines of [`Record::hold_against`].
+pub(crate) const LIMITS_HEADER: &str = "        size      type   redop     placement  time (us)        algorithm  its limit   ratio   \
+                                         fastest by it   limit  ratio   bound";
 /// What the library's choice is called beside others.
 pub(crate) const CHOSEN: &str = "peersum";
 
@@ -62,6 +67,9 @@ struct ConfigRecord {
     /// Why the ranks are not GPUs, unless the host was asked for.
     instead_of_gpus: Option<String>,
     world_size: usize,
+    /// Whether they are threads of one process, or processes.
+    ranks_are: Running,
+    /// The one that tells.
     process_id: u32,
     ranks: Vec<RankRecord>,
     min_bytes: u64,
@@ -118,6 +126,8 @@ pub(crate) struct Record {
     figures: Figures,
     /// Of those that were timed in turns with it.
     compared: Vec<OtherRecord>,
+    /// How near it is to what it must take, where that is known (`--limits`).
+    limit: Option<Nearness>,
 }
 
 /// What a candidate came to.
@@ -167,15 +177,22 @@ pub(crate) struct TableRecord {
     pub(crate) wrong_tests: Option<usize>,
 }
 
+/// What ranks are.
+pub(crate) struct Ranks<'a> {
+    pub(crate) backend: Backend,
+    pub(crate) running: Running,
+    pub(crate) devices: &'a [Device],
+}
+
 impl Report {
     pub(crate) fn new(
         config: &Config,
-        backend: Backend,
+        ranks: &Ranks<'_>,
         instead_of_gpus: Option<String>,
-        devices: &[Device],
         machine: Machine,
         nccl: Result<String, String>,
     ) -> Self {
+        let Ranks { backend, running, devices } = *ranks;
         let (step_factor, step_bytes) = match config.sweep.step {
             Step::Factor(factor) => (Some(factor), None),
             Step::Bytes(bytes) => (None, Some(bytes)),
@@ -193,6 +210,7 @@ impl Report {
                 backend,
                 instead_of_gpus,
                 world_size: devices.len(),
+                ranks_are: running,
                 process_id: std::process::id(),
                 ranks: devices.iter().cloned().enumerate().map(|(rank, device)| RankRecord { rank, device }).collect(),
                 min_bytes: config.sweep.min_bytes,
@@ -314,7 +332,32 @@ impl Record {
             rounds,
             figures: Figures::new(case.bytes(), combine, outcome, candidate),
             compared: Vec::new(),
+            limit: None,
         }
+    }
+
+    /// Holds it against what a call between so many ranks must take, and returns the line that says so.
+    pub(crate) fn hold_against(&mut self, parameters: &Parameters, ranks: u32) -> Option<String> {
+        let name = self.figures.plan.as_ref()?.algorithm;
+        let algorithm = Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name);
+        let near = parameters.nearness(ranks, algorithm, self.bytes as u64, self.figures.time_us)?;
+        self.limit = Some(near);
+        let or_dash = |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.2}"));
+        Some(format!(
+            "{:>12}  {:>8}  {:>6}  {:>12}  {:>9.2}  {:>15}  {:>9}  {:>6}  {:>15}  {:>9.2}  {:>6.2}  {:>6}",
+            self.bytes,
+            self.dtype,
+            self.op,
+            self.placement.name(),
+            self.figures.time_us,
+            name,
+            or_dash(near.own_us),
+            or_dash(near.over_own),
+            near.best,
+            near.limit_us,
+            near.over_limit,
+            near.bound,
+        ))
     }
 
     /// Adds another candidate: what came of it, or why nothing did.
@@ -450,8 +493,9 @@ mod tests {
             multiprocessors: 132,
             memory_bytes: 1 << 37,
         };
-        let device = Device { ordinal: 0, pci: Some("0000:1b:00".into()), core: None, name };
-        Report::new(&config, Backend::Cuda, None, &[device], Machine::here(None, vec![gpu]), Ok("2.30".into()))
+        let device = Device { ordinal: 0, pci: Some("0000:1b:00".into()), core: None, name, process_id: 1234 };
+        let ranks = Ranks { backend: Backend::Cuda, running: Running::Processes, devices: &[device] };
+        Report::new(&config, &ranks, None, Machine::here(None, vec![gpu]), Ok("2.30".into()))
     }
 
     #[test]
@@ -462,6 +506,8 @@ mod tests {
         }
         assert_eq!((&json["schema"], &json["schema_version"]), (&"peersum-perf".into(), &1.into()));
         assert_eq!(json["config"]["overlap"], "early");
+        assert_eq!(json["config"]["ranks_are"], "processes");
+        assert_eq!(json["config"]["ranks"][0]["process_id"], 1234);
     }
 
     #[test]

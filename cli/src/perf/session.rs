@@ -14,11 +14,12 @@ use super::{
     compare::Field,
     options::Config,
     outlook::{Outlook, missing_lines, plan_lines},
-    report::{Record, Report, TableRecord, average_busbw},
+    report::{LIMITS_HEADER, Record, Report, TableRecord, average_busbw},
     table::{self, HALVES},
 };
 use crate::{
     measure::{
+        barrier::Broken,
         candidate::{Home, Way},
         case::{Case, Mode, Placement},
         datum::Datum,
@@ -27,6 +28,7 @@ use crate::{
         machine,
         rank::{Call, Rank, Schedule},
         run::{self, Job},
+        team::{Running, Team},
     },
     output::Output,
     sizes::{Size, Step},
@@ -44,6 +46,7 @@ pub(crate) struct Files<'a> {
 /// A run on one backend.
 pub(crate) struct Session<'a, G> {
     pub(crate) group: G,
+    pub(crate) team: &'a Team,
     pub(crate) backend: Backend,
     /// Why the ranks are not GPUs, unless the host was asked for.
     pub(crate) instead_of_gpus: Option<String>,
@@ -58,8 +61,10 @@ pub(crate) struct Session<'a, G> {
 }
 
 impl<G: Group> Session<'_, G> {
-    /// Runs all of it. The table goes to standard output; `false` says that something was wrong.
+    /// Runs all of it. The table goes to standard output; `false` says that something was wrong. Of ranks that are
+    /// processes, the first prints and writes, and all return the same.
     pub(crate) fn run(mut self, files: &Files<'_>) -> Result<bool> {
+        let files = if self.team.tells() { files } else { &Files { report: None, plot: None } };
         let outlook = self.outlook()?;
         if let Some(fault) = self.config.fault {
             let world = self.group.devices().len();
@@ -69,7 +74,7 @@ impl<G: Group> Session<'_, G> {
             self.report.write_beside(file)?;
         }
         let chart = files.plot.map(|file| self.chart(file, &outlook)).transpose()?;
-        let mut output = Output::new(self.halves());
+        let mut output = if self.team.tells() { Output::new(self.halves()) } else { Output::hidden() };
         output.print(|out| self.header(out, &outlook))?;
         for mode in self.modes.clone() {
             if let Err(error) = self.table(mode, &mut output) {
@@ -79,7 +84,10 @@ impl<G: Group> Session<'_, G> {
                 }
                 let message = format!("{error:#}");
                 output.print(|out| writeln!(out, "# ERROR: {message}"))?;
-                output.progress.suspend(|| eprintln!("peersum: error: {message}"));
+                // The rank that has the reason says it.
+                if self.team.tells() || !error.is::<Broken>() {
+                    output.progress.suspend(|| eprintln!("peersum: error: {message}"));
+                }
                 self.report.errors.push(message);
                 break;
             }
@@ -174,16 +182,18 @@ impl<G: Group> Session<'_, G> {
             config.unalign,
         )?;
         writeln!(out, "#")?;
-        let threads = match (self.backend, devices.iter().all(|device| device.core.is_some())) {
-            (Backend::Cuda, _) => "CUDA, threads of one process, one for each rank",
-            (Backend::Host, true) => "host, threads of one process, one for each rank, pinned to a core of its own",
-            (Backend::Host, false) => {
-                "host, threads of one process, one for each rank, not pinned: there are more ranks than cores"
-            }
+        let are = match self.team.running() {
+            Running::Threads => "threads of one process, one for each rank",
+            Running::Processes => "processes, one for each rank",
+        };
+        let backend = match (self.backend, devices.iter().all(|device| device.core.is_some())) {
+            (Backend::Cuda, _) => format!("CUDA, {are}"),
+            (Backend::Host, true) => format!("host, {are}, pinned to a core of its own"),
+            (Backend::Host, false) => format!("host, {are}, not pinned: there are more ranks than cores"),
         };
         match &self.instead_of_gpus {
-            None => writeln!(out, "# Backend: {threads}")?,
-            Some(reason) => writeln!(out, "# Backend: {threads}. Not GPUs, because {reason}")?,
+            None => writeln!(out, "# Backend: {backend}")?,
+            Some(reason) => writeln!(out, "# Backend: {backend}. Not GPUs, because {reason}")?,
         }
         match config.checks {
             0 => writeln!(out, "# Check: off")?,
@@ -218,7 +228,7 @@ impl<G: Group> Session<'_, G> {
             writeln!(
                 out,
                 "#  Rank {rank:2} Group  0 Pid {:6} on {:>10} {kind} {number:2} [{at}] {}",
-                std::process::id(),
+                device.process_id,
                 machine::hostname(),
                 device.name,
             )?;
@@ -289,7 +299,22 @@ impl<G: Group> Session<'_, G> {
         let wrong_tests = (config.checks > 0).then(|| records.iter().map(Record::wrong_candidates).sum());
         let average = average_busbw(records);
         self.report.tables.push(TableRecord { timing: mode, average_busbw_gb_per_s: average, wrong_tests });
-        output.print(|out| table::footer(out, wrong_tests, average))
+        output.print(|out| table::footer(out, wrong_tests, average))?;
+        self.limits(first, output)
+    }
+
+    /// How near the rows from `first` on are to what they must take, if that is known.
+    fn limits(&mut self, first: usize, output: &mut Output) -> Result<()> {
+        let Some((parameters, assumed)) = &self.config.limits else { return Ok(()) };
+        let ranks = self.group.devices().len() as u32;
+        let rows = &mut self.report.results[first..];
+        let lines: Vec<_> = rows.iter_mut().filter_map(|row| row.hold_against(parameters, ranks)).collect();
+        output.print(|out| {
+            writeln!(out, "#\n# What a call must take, by launch, hops and bytes: {parameters}")?;
+            assumed.iter().try_for_each(|assumed| writeln!(out, "# Not measured: {assumed}"))?;
+            writeln!(out, "# {}", &LIMITS_HEADER[2..])?;
+            lines.iter().try_for_each(|line| writeln!(out, "# {}", &line[2..]))
+        })
     }
 
     /// Alone, a candidate has all its calls in one round.
@@ -323,11 +348,12 @@ impl<G: Group> Session<'_, G> {
         let homes = [config.home()];
         let geometry = Geometry::new::<T>(largest, config.unalign);
         let mut ranks = self.group.ranks::<T>(&geometry, &homes)?;
-        run::fill(&mut ranks, &geometry, &homes)?;
+        run::fill(&mut ranks, self.team, &geometry, &homes)?;
         for &op in &config.ops {
             for (&count, fields) in counts.iter().zip(&fields) {
                 let case = Case { count, dtype: T::DTYPE, op };
-                let row = Row { case, mode, cycle, rounds, fields, algorithms: &self.algorithms, schedule, geometry };
+                let (team, algorithms) = (self.team, &self.algorithms[..]);
+                let row = Row { case, mode, cycle, rounds, team, fields, algorithms, schedule, geometry };
                 row.run(&mut ranks, config, output, &mut self.report)?;
             }
         }
@@ -341,6 +367,7 @@ struct Row<'a> {
     mode: Mode,
     cycle: usize,
     rounds: usize,
+    team: &'a Team,
     /// Who is timed, in each half.
     fields: &'a [Field; 2],
     /// Who they are but for the first.
@@ -378,7 +405,7 @@ impl Row<'_> {
                 checked_by_ranks: false,
                 fault: config.fault,
             };
-            let outcomes = run::measure(ranks, &job, &field.candidates)?;
+            let outcomes = run::measure(ranks, self.team, &job, &field.candidates)?;
             let of = |number: usize| outcomes[number].as_ref().map(|outcome| (outcome, &field.candidates[number]));
             let first = of(0).map_err(|reason| anyhow!("{reason}"))?;
             let mut record = Record::new(&call, &self.schedule, config.combine, (self.cycle, self.rounds), first);

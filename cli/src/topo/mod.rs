@@ -15,13 +15,16 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use crate::topology::{
-    machine::Machine,
-    matrix::Matrix,
-    read, smi,
-    source::{Folder, Here, Source},
-    visible::Visible,
-    xml,
+use crate::{
+    page,
+    topology::{
+        machine::Machine,
+        matrix::Matrix,
+        read, smi,
+        source::{Folder, Here, Source},
+        visible::Visible,
+        xml,
+    },
 };
 
 /// What `peersum topo` is told.
@@ -39,6 +42,10 @@ pub(crate) struct Arguments {
     /// Writes a topology file for NCCL_TOPO_FILE, to standard output if no file is given
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     nccl_xml: Option<PathBuf>,
+
+    /// Draws it as a graph, to a page that opens without a network
+    #[arg(long, value_name = "FILE.html")]
+    html: Option<PathBuf>,
 
     /// Prints everything as JSON
     #[arg(long)]
@@ -103,6 +110,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
             io::stdout().lock().write_all(text.as_bytes())?;
             return Ok(ExitCode::SUCCESS);
         }
+    }
+    if let Some(file) = &arguments.html {
+        let mut text = Vec::new();
+        show::show(&mut text, &seen)?;
+        let text = String::from_utf8_lossy(&text);
+        let pictures = [page::graph(&seen.matrix, seen.machine.as_ref())];
+        page::write(file, &page::html("How this machine is connected", &text, &pictures))?;
     }
     let mut out = io::stdout().lock();
     if arguments.json {

@@ -16,7 +16,7 @@ mod verdict;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 
 pub(crate) use options::Arguments;
 
@@ -24,6 +24,7 @@ use crate::{
     measure::{
         cuda::CudaGroup,
         group::{self, Group},
+        team,
     },
     output::Output,
 };
@@ -35,6 +36,13 @@ use verdict::Destination;
 /// be tuned.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let config = Config::new(arguments)?;
+    if let Some(meeting) = team::launched() {
+        bail!(
+            "a launcher started {} of this, and one is for all GPUs: start it by itself, and its table serves ranks that are \
+             processes too",
+            meeting.world_size()
+        );
+    }
     let gpus = group::gpus().map_err(|reason| anyhow!("nothing can be tuned here: {reason}"))?;
     let devices = config.devices(gpus)?;
     // What can't be written to is to show before anything is measured.

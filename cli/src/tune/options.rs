@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     min_bytes: Size,
 
     /// Last size
-    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "64M", help_heading = "Sizes")]
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "512M", help_heading = "Sizes")]
     max_bytes: Size,
 
     /// Each size is this many times the one before [default: 2; with --quick 4]
@@ -218,7 +218,7 @@ pub(super) mod tests {
     #[test]
     fn the_defaults_are_all_placements_from_1k_to_64m() {
         let config = config("").unwrap();
-        assert_eq!(config.sweep, Sweep { min_bytes: 1 << 10, max_bytes: 64 << 20, step: Step::Factor(2) });
+        assert_eq!(config.sweep, Sweep { min_bytes: 1 << 10, max_bytes: 512 << 20, step: Step::Factor(2) });
         assert_eq!(config.placements, [Placement::Anywhere, Placement::Symmetric, Placement::SymmetricInPlace]);
         assert_eq!((config.dtypes.as_slice(), config.homes().len()), (&[DType::BF16][..], 2));
         assert!(super::tests::config("--quick").unwrap().sweep.step == Step::Factor(4));

@@ -25,6 +25,7 @@ use crate::{
         group::Group,
         rank::{Call, Rank, Schedule},
         run::{self, Job},
+        team::Team,
     },
     output::Output,
     sizes::Size,
@@ -34,6 +35,8 @@ use crate::{
 const BATCH: usize = 32;
 /// Messages of this size and more are called less often.
 const LONG_BYTES: usize = 4 << 20;
+/// And those of more than this seldom.
+const LONGEST_BYTES: usize = 64 << 20;
 
 /// How often candidates are called.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +52,7 @@ impl Effort {
     /// One look at each of all grids.
     fn first(bytes: usize, quick: bool) -> Effort {
         let calls = match (bytes >= LONG_BYTES, quick) {
+            _ if bytes > LONGEST_BYTES => 2,
             (true, _) => 5,
             (false, true) => 30,
             (false, false) => 50,
@@ -59,6 +63,7 @@ impl Effort {
     /// The rounds that decide.
     fn last(bytes: usize, quick: bool) -> Effort {
         let calls = match (bytes >= LONG_BYTES, quick) {
+            _ if bytes > LONGEST_BYTES => 3,
             (true, _) => 10,
             (false, true) => 50,
             (false, false) => 100,
@@ -204,7 +209,7 @@ impl<'a, G: Group> Session<'a, G> {
         let geometry = Geometry::new::<T>(largest, 0);
         let homes = config.homes();
         let mut ranks = self.group.ranks::<T>(&geometry, &homes)?;
-        run::fill(&mut ranks, &geometry, &homes)?;
+        run::fill(&mut ranks, &Team::Threads, &geometry, &homes)?;
         for (count, lineup) in lineups {
             let mut size = SizeRecord {
                 dtype: T::DTYPE.to_string(),
@@ -286,7 +291,7 @@ fn measure<T: Datum, R: Rank<T>>(
         Job { call: *call, schedule, rounds: effort.rounds, geometry, checks, checked_by_ranks: true, fault: None };
     let in_place = call.placement == Placement::InPlace;
     let mut missing = Vec::new();
-    let outcomes = run::measure(ranks, &job, candidates)?;
+    let outcomes = run::measure(ranks, &Team::Threads, &job, candidates)?;
     let measured = candidates
         .iter()
         .zip(outcomes)

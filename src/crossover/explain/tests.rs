@@ -12,7 +12,7 @@ fn question(bytes: u64) -> Question {
 
 fn own(algorithm: Algorithm, blocks: u32, threads: u32) -> Facts<'static> {
     let plan = Plan { algorithm, blocks, threads, chunk_bytes: 1 << 20 };
-    Facts { taken: Taken::Own(plan), forced: false, nccl_missing: None }
+    Facts { taken: Taken::Own(plan), forced: false, nccl_missing: None, fallback: None }
 }
 
 /// The facts of a call that does what was chosen.
@@ -125,7 +125,22 @@ fn another_grid_than_wanted_and_what_was_forced_are_told() {
     assert!(
         forced.to_string().starts_with("one-shot, 1 block of 64 threads for 8192 B of bf16, tensors anywhere: forced")
     );
-    let forced = Facts { taken: Taken::Nccl, forced: true, nccl_missing: None };
+    let forced = Facts { taken: Taken::Nccl, forced: true, nccl_missing: None, fallback: None };
     let forced = source.explain(&question(8192), &forced, priors);
     assert_eq!((forced.why, forced.expected_us, forced.not_nccl), (Why::Forced, Some(6.0), None));
+}
+
+#[test]
+fn ranks_that_can_not_reach_each_other_are_why_nccl_has_all() {
+    let error = Error::Unmapped { rank: 2, peer: 1, reason: "device 2 has no peer access to device 1".into() };
+    let facts = Facts { taken: Taken::Nccl, forced: false, nccl_missing: None, fallback: Some(&error) };
+    let source = Source::Priors(Reason::Untuned { path: None });
+    let question = question(4096);
+    let explanation = source.explain(&question, &facts, |_, _, _| Choice::NCCL);
+    assert_eq!((explanation.why, explanation.fallback.as_ref()), (Why::Fallback, Some(&error)));
+    let text = explanation.to_string();
+    assert!(
+        text.starts_with("NCCL for 4096 B of bf16") && text.contains("it has all calls. rank 2 can't map"),
+        "{text}"
+    );
 }

@@ -167,6 +167,7 @@ fn a_file_that_cannot_be_used_is_a_reason() {
     assert!(reason(Path::new("/dev/zero")).ends_with("it is no regular file"));
 }
 
+/// Field case A23 (vllm-project/vllm#6893), jobs that write and read at once.
 #[test]
 fn a_file_is_replaced_at_once_and_nothing_else_is_left() {
     let folder = tempfile::tempdir().unwrap();
@@ -213,7 +214,8 @@ fn a_file_is_replaced_at_once_and_nothing_else_is_left() {
     assert_eq!(names, [path]);
 }
 
-/// A table that was cut is refused, or lacks its last curves and entries and has all others as they were.
+/// Field case A23 (vllm-project/vllm#6893): a table that was cut is refused, or lacks its last curves and entries and has
+/// all others as they were.
 #[test]
 fn a_cut_file_never_decides_otherwise() {
     let mut whole = table();

@@ -33,6 +33,7 @@ fn elsewhere(change: impl FnOnce(&mut Machine)) -> (String, bool) {
     table().find(&here).unwrap_err()
 }
 
+/// Field case A23 (vllm-project/vllm#8735), what was measured with another driver or on other devices.
 #[test]
 fn what_differs_from_the_nearest_entry_is_told() {
     let table = table();
@@ -90,6 +91,7 @@ fn another_nccl_takes_the_border_alone() {
     assert_eq!(found, Found { entry: &newer, without_nccl: None });
 }
 
+/// Field case A23 (vllm-project/vllm#6299), a file that is not there or can't be read.
 #[test]
 fn whatever_is_wrong_priors_choose_and_the_reason_is_kept() {
     let folder = tempfile::tempdir().unwrap();

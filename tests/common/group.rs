@@ -1,0 +1,252 @@
+//! Groups of ranks that are threads of the test, or, with `PEERSUM_TEST_RANKS=processes`, processes that it forks.
+//!
+//! A forked rank has all that the test's closure refers to, so the same tests run both ways, whatever they draw at random.
+//! Those that need what threads alone share (a barrier, an error that is compared between ranks) stay with threads:
+//! `tests/processes` has the like for processes.
+
+use std::{
+    cell::OnceCell,
+    io::{self, PipeReader, Read, Write},
+    ops::{Deref, DerefMut},
+    panic::{self, AssertUnwindSafe},
+    path::PathBuf,
+    process,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use peersum::{Call, Error, Meeting, Options, host::Communicator};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, WaitOptions, kill_process, waitpid},
+};
+
+/// Nothing that ranks do here takes as long.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// The ranks of a group. They are made as threads when something asks for one of them.
+pub struct Group {
+    world: usize,
+    options: Options,
+    made: OnceCell<Vec<Communicator>>,
+}
+
+pub fn group(world: usize, options: &Options) -> Group {
+    Group { world, options: options.clone(), made: OnceCell::new() }
+}
+
+impl Group {
+    fn made(&self) -> &Vec<Communicator> {
+        self.made.get_or_init(|| Communicator::local(self.world, &self.options).expect("a group of this size"))
+    }
+}
+
+impl Deref for Group {
+    type Target = Vec<Communicator>;
+
+    fn deref(&self) -> &Self::Target {
+        self.made()
+    }
+}
+
+impl DerefMut for Group {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.made();
+        self.made.get_mut().expect("they are made")
+    }
+}
+
+impl IntoIterator for Group {
+    type Item = Communicator;
+    type IntoIter = std::vec::IntoIter<Communicator>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.made();
+        self.made.into_inner().expect("they are made").into_iter()
+    }
+}
+
+type Give<R> = fn(R) -> Vec<u32>;
+type Take<R> = fn(Vec<u32>) -> R;
+
+/// What a rank returns, as far as a process can.
+pub trait Returned: Send + Sized {
+    /// `None` where it stays within one process.
+    const BY_PROCESSES: Option<(Give<Self>, Take<Self>)> = None;
+}
+
+impl Returned for () {
+    const BY_PROCESSES: Option<(Give<Self>, Take<Self>)> = Some((|()| Vec::new(), |_| ()));
+}
+
+impl Returned for Vec<u32> {
+    const BY_PROCESSES: Option<(Give<Self>, Take<Self>)> = Some((|words| words, |words| words));
+}
+
+impl Returned for Error {}
+impl Returned for Result<(), Error> {}
+impl Returned for (Error, [Call; 2]) {}
+
+/// Whether ranks are to be processes.
+pub fn are_processes() -> bool {
+    match std::env::var("PEERSUM_TEST_RANKS").as_deref() {
+        Ok("processes") => true,
+        Ok("threads") | Err(_) => false,
+        Ok(other) => panic!("PEERSUM_TEST_RANKS is {other}: there are threads and processes"),
+    }
+}
+
+/// Runs every rank in a thread, or a process, of its own, and returns what they returned, in rank order.
+pub fn run_ranks<R: Returned>(group: Group, work: impl Fn(usize, &mut Communicator) -> R + Sync) -> Vec<R> {
+    match R::BY_PROCESSES {
+        Some((give, take)) if are_processes() && group.made.get().is_none() => {
+            let give = |rank, communicator: &mut Communicator| give(work(rank, communicator));
+            run_processes(group.world, &group.options, &give).into_iter().map(take).collect()
+        }
+        _ => run_threads(group, &work),
+    }
+}
+
+fn run_threads<R: Send>(group: Group, work: &(impl Fn(usize, &mut Communicator) -> R + Sync)) -> Vec<R> {
+    thread::scope(|scope| {
+        let ranks = group.into_iter().enumerate();
+        let threads: Vec<_> = ranks
+            .map(|(rank, mut communicator)| {
+                scope.spawn(move || {
+                    assert_eq!(communicator.rank(), rank);
+                    work(rank, &mut communicator)
+                })
+            })
+            .collect();
+        let results: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        results.into_iter().map(|result| result.unwrap_or_else(|panic| panic::resume_unwind(panic))).collect()
+    })
+}
+
+/// A rank that was forked. It is killed if nobody waits for it.
+struct Forked {
+    id: Pid,
+    from: PipeReader,
+    reaped: bool,
+}
+
+fn run_processes(
+    world: usize,
+    options: &Options,
+    work: &dyn Fn(usize, &mut Communicator) -> Vec<u32>,
+) -> Vec<Vec<u32>> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let place = std::env::temp_dir().join(format!("peersum-ranks-{}-{number}", process::id()));
+    let ranks: Vec<_> = (0..world).map(|rank| Forked::start(rank, world, &place, options, work)).collect();
+    let until = Instant::now() + PATIENCE;
+    let results: Vec<_> = ranks.into_iter().map(|rank| rank.result(until)).collect();
+    let failed = results.iter().enumerate().filter_map(|(rank, result)| Some((rank, result.as_ref().err()?)));
+    let failed: Vec<_> = failed.map(|(rank, reason)| format!("rank {rank} of {world}: {reason}")).collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    results.into_iter().flatten().collect()
+}
+
+impl Forked {
+    fn start(
+        rank: usize,
+        world: usize,
+        place: &PathBuf,
+        options: &Options,
+        work: &dyn Fn(usize, &mut Communicator) -> Vec<u32>,
+    ) -> Forked {
+        let (from, to) = io::pipe().unwrap();
+        // SAFETY: the child goes on with this thread alone. It takes no lock that another thread of the test could have
+        // held: the system's library sees to its own, and nothing is printed. It never returns from here.
+        match unsafe { libc::fork() } {
+            0 => {
+                let answer = be(rank, world, place, options, work);
+                let _ = (&to).write_all(&answer);
+                // SAFETY: it ends the process, and runs nothing of the test's.
+                unsafe { libc::_exit(0) }
+            }
+            id => Forked { id: Pid::from_raw(id).filter(|_| id > 0).expect("a fork"), from, reaped: false },
+        }
+    }
+
+    /// What it returned, or why it did not.
+    fn result(mut self, until: Instant) -> Result<Vec<u32>, String> {
+        let mut answer = Vec::new();
+        loop {
+            // Another fork may have the pipe's other end for a while, so its end says nothing.
+            if let Some((tag, rest)) = whole(&answer) {
+                return match tag {
+                    0 => Ok(rest.chunks_exact(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap())).collect()),
+                    _ => Err(String::from_utf8_lossy(rest).into_owned()),
+                };
+            }
+            let left = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+            let came = poll(&mut [PollFd::new(&self.from, PollFlags::IN)], Some(&left)).unwrap_or(0) > 0;
+            let mut part = [0; 4096];
+            match came.then(|| self.from.read(&mut part)) {
+                Some(Ok(bytes @ 1..)) => answer.extend(&part[..bytes]),
+                _ if self.has_ended() => return Err("it ended without a word".into()),
+                _ if Instant::now() > until => return Err(format!("it does not end within {PATIENCE:?}")),
+                _ => {}
+            }
+        }
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.reaped = self.reaped || matches!(waitpid(Some(self.id), WaitOptions::NOHANG), Ok(Some(_)));
+        self.reaped
+    }
+}
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        if !self.reaped {
+            // One that has answered ends by itself; its memory may be large, and goes with it.
+            let asked = Instant::now();
+            while !self.has_ended() {
+                if asked.elapsed() > Duration::from_secs(5) {
+                    let _ = kill_process(self.id, Signal::KILL);
+                }
+                thread::sleep(Duration::from_micros(100));
+            }
+        }
+    }
+}
+
+/// An answer that is there as a whole: what it is, and the rest.
+fn whole(answer: &[u8]) -> Option<(u8, &[u8])> {
+    let (&tag, rest) = answer.split_first()?;
+    let (bytes, rest) = rest.split_at_checked(8)?;
+    let bytes = u64::from_ne_bytes(bytes.try_into().unwrap()) as usize;
+    Some((tag, rest.get(..bytes)?))
+}
+
+/// One rank, in its own process: what it has to say.
+fn be(
+    rank: usize,
+    world: usize,
+    place: &PathBuf,
+    options: &Options,
+    work: &dyn Fn(usize, &mut Communicator) -> Vec<u32>,
+) -> Vec<u8> {
+    let told = Arc::new(Mutex::new(String::new()));
+    let tell = told.clone();
+    panic::set_hook(Box::new(move |info| *tell.lock().unwrap_or_else(|poison| poison.into_inner()) = info.to_string()));
+    let done = panic::catch_unwind(AssertUnwindSafe(|| {
+        let meeting = Meeting::at_path(place, rank, world).secret(place.as_os_str().as_encoded_bytes());
+        // It has tests of its own, and groups here are many and short.
+        let options = options.clone().self_test(false);
+        let mut communicator = Communicator::meet(&meeting, &options).expect("a group of these processes");
+        assert_eq!(communicator.rank(), rank);
+        work(rank, &mut communicator)
+    }));
+    let (tag, bytes) = match done {
+        Ok(words) => (0, words.iter().flat_map(|word| word.to_ne_bytes()).collect()),
+        Err(_) => (1, told.lock().unwrap_or_else(|poison| poison.into_inner()).clone().into_bytes()),
+    };
+    [&[tag][..], &(bytes.len() as u64).to_ne_bytes(), &bytes].concat()
+}
