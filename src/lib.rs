@@ -55,7 +55,7 @@ pub use error::{Error, Phase, Result};
 #[cfg(not(any(loom, shuttle)))]
 pub use meeting::Meeting;
 pub use op::ReduceOp;
-pub use options::{Nccl, Options, Overlap, TableFrom};
+pub use options::{HostStores, Nccl, Options, Overlap, TableFrom};
 pub use protocol::{
     call::Call,
     plan::{Algorithm, Choice, Placement, Plan},

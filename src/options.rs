@@ -54,6 +54,20 @@ pub enum TableFrom {
     Nowhere,
 }
 
+/// By which stores a rank of the host backend hands its data to its peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HostStores {
+    /// As the peer's distance asks for, which each rank times under way: cached where the two cores share a cache,
+    /// non-temporal where they don't.
+    #[default]
+    Probed,
+    /// Through the caches, always.
+    Cached,
+    /// Past the caches (non-temporal), always. As [`HostStores::Cached`] where the CPU has none: only x86 has.
+    Streaming,
+}
+
 /// Options of a group of ranks. All ranks of a group must be given the same; joining checks it.
 ///
 /// ```
@@ -104,6 +118,8 @@ pub struct Options {
     /// tens of milliseconds, and meanwhile as much memory again as [`Options::staging_bytes`], with which the time grows
     /// too. Default: true. No effect on threads of one process, which share one mapping, and on CUDA.
     pub self_test: bool,
+    /// By which stores ranks hand over their data. Host only.
+    pub host_stores: HostStores,
     /// The epoch before the first round. The protocol must not care; tests start it just below a wrap.
     pub first_epoch: u32,
 }
@@ -123,6 +139,7 @@ impl Default for Options {
             table: TableFrom::default(),
             deterministic: false,
             self_test: true,
+            host_stores: HostStores::default(),
             first_epoch: 0,
         }
     }
@@ -214,6 +231,13 @@ impl Options {
     #[must_use]
     pub fn self_test(mut self, self_test: bool) -> Self {
         self.self_test = self_test;
+        self
+    }
+
+    /// Sets [`Options::host_stores`].
+    #[must_use]
+    pub fn host_stores(mut self, stores: HostStores) -> Self {
+        self.host_stores = stores;
         self
     }
 

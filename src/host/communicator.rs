@@ -8,6 +8,7 @@ use std::{
 };
 
 use super::{
+    distance::Distances,
     exchange::Exchange,
     group::Group,
     packets::{Packets, Region},
@@ -41,6 +42,7 @@ pub struct Communicator {
     group: Arc<Group>,
     options: Options,
     isa: Isa,
+    distances: Distances,
 }
 
 impl Communicator {
@@ -132,8 +134,9 @@ impl Communicator {
             let layout = layout(seat.world(), options)?;
             let group = Group::join(layout, options, &mut seat, |peer, file| open(&layout, peer, file))?;
             let (rank, group, isa) = (seat.rank() as u32, Arc::new(group), Isa::widest());
+            let distances = Distances::new(group.layout.world, options.host_stores);
             // Until it has passed, under options of its own.
-            let mut communicator = Communicator { rank, group, options: Options::default(), isa };
+            let mut communicator = Communicator { rank, group, options: Options::default(), isa, distances };
             if options.self_test && seat.world() > 1 {
                 self_test::run(&mut communicator, options, &mut seat)?;
             }
@@ -175,7 +178,11 @@ impl Communicator {
         let world = group.layout.world;
         let group = Arc::new(group);
         let isa = Isa::widest();
-        (0..world).map(|rank| Communicator { rank, group: group.clone(), options: options.clone(), isa }).collect()
+        let communicator = |rank| {
+            let distances = Distances::new(world, options.host_stores);
+            Communicator { rank, group: group.clone(), options: options.clone(), isa, distances }
+        };
+        (0..world).map(communicator).collect()
     }
 
     #[cfg(not(any(loom, shuttle)))]
@@ -310,6 +317,7 @@ impl Communicator {
             group: &self.group,
             rank: self.rank,
             block: 0,
+            distances: &self.distances,
             isa: self.isa,
             op,
             plan,

@@ -6,7 +6,7 @@ use super::{
     exchange::{Exchange, Round},
     packets::{PAYLOAD_BYTES, Region},
     priors::MAX_RANKS,
-    reduce,
+    reduce::{self, Stores, Target},
     sync::{AtomicU64, Instant, Ordering, fence},
     wait::Wait,
 };
@@ -134,7 +134,7 @@ impl<'a> Exchange<'a> {
         let (group, rank, block, phase) = (self.group, self.rank, self.block, round.phase);
         let mut arrivals =
             Arrivals { wait: Wait { group, rank, block, phase, region: Region::Packets, flag }, started: None };
-        arrivals.wait.for_all(self.peers(), &mut arrivals.started)?;
+        arrivals.wait.for_all(self.peers(), self.distances, &mut arrivals.started)?;
         Ok(arrivals)
     }
 
@@ -243,7 +243,8 @@ impl<'a> Exchange<'a> {
             unsafe {
                 sources[self.rank as usize] = self.input.add(start);
                 let count = piece.len() / size_of::<T>();
-                reduce::reduce::<T>(self.isa, self.op, &sources[..world], self.output.add(start), count);
+                let output = Target { to: self.output.add(start), stores: Stores::Cached };
+                reduce::reduce::<T>(self.isa, self.op, &sources[..world], &[output], count);
             }
             done(piece);
         }

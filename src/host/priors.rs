@@ -10,6 +10,9 @@ pub(super) const BLOCKS: u32 = 1;
 /// which stays in the cache.
 pub(super) const STAGING_BYTES: usize = 4 << 20;
 
+/// From here on outputs are written past the caches.
+pub(super) const STREAMED_OUTPUT_BYTES: u64 = 4 << 20;
+
 /// Packets are never chosen: twice the bytes cost more than the flag's line that they save, at every size
 /// (docs/measurements.md).
 ///

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use super::{
     packets::{Packets, Region},
     record,
+    reduce::{Isa, Stores, Target},
     sync::{AtomicU32, AtomicU64, Held, Memory, Ordering},
 };
 use crate::{
@@ -26,6 +27,17 @@ pub(super) struct Segment {
     /// How this mapping lies.
     #[cfg(all(test, not(any(loom, shuttle))))]
     pub(super) lie: Option<Lie>,
+}
+
+/// A place in the staging.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) half: u32,
+    pub(super) block: u32,
+    /// Whose slot it is.
+    pub(super) source: u32,
+    /// How far behind the slot's start, in bytes.
+    pub(super) start: u64,
 }
 
 /// What a test makes of a peer's mapping.
@@ -176,55 +188,73 @@ impl Segment {
         self.signal(Region::Flags, half, block, writer).store(flag.word(), order);
     }
 
-    /// Copies into the slot of `source`, from its start.
+    /// Copies into the slot of `source`, from `start` on.
     ///
     /// # Safety
     ///
-    /// `from` is readable for `bytes` bytes, and the protocol gives the slot to this thread.
-    pub(super) unsafe fn copy_in(&self, half: u32, block: u32, source: u32, from: *const u8, bytes: usize) {
+    /// `from` is readable for `bytes` bytes, `isa` is available, and the protocol gives the slot to this thread.
+    pub(super) unsafe fn copy_in(&self, at: Place, from: *const u8, bytes: usize, isa: Isa, stores: Stores) {
         #[cfg(all(test, not(any(loom, shuttle))))]
         if let Some(Lie::Stale(one_in)) = self.lie {
             use crate::protocol::layout::LINE_BYTES;
-            let start = self.layout.slot(half, block, source);
+            let start = self.offset(at);
             for at in (0..bytes as u64).step_by(LINE_BYTES as usize) {
                 if !((start + at) / LINE_BYTES).is_multiple_of(one_in) {
                     let length = (bytes as u64 - at).min(LINE_BYTES) as usize;
-                    // SAFETY: as below, for a line of it: slots start on lines.
-                    unsafe { self.memory.copy_in(start + at, from.add(at as usize), length) }
+                    // SAFETY: as below, for a line of it: places are on lines.
+                    unsafe { self.memory.copy_in(start + at, from.add(at as usize), length, isa, stores) }
                 }
             }
             return;
         }
         // SAFETY: slots are apart from the words; the caller vouches for the rest.
-        unsafe { self.memory.copy_in(self.layout.slot(half, block, source), from, bytes) }
+        unsafe { self.memory.copy_in(self.offset(at), from, bytes, isa, stores) }
     }
 
-    /// Copies out of the slot of `source`, from `start` on.
+    /// Copies out of a slot.
     ///
     /// # Safety
     ///
-    /// `to` is writable for `bytes` bytes, and nobody writes the slot meanwhile, as the protocol has it.
-    pub(super) unsafe fn copy_out(&self, half: u32, block: u32, source: u32, start: u64, to: *mut u8, bytes: usize) {
+    /// The target is writable for `bytes` bytes, `isa` is available, and nobody writes the slot meanwhile, as the protocol
+    /// has it.
+    pub(super) unsafe fn copy_out(&self, at: Place, target: Target, bytes: usize, isa: Isa) {
         // SAFETY: slots are apart from the words; the caller vouches for the rest.
-        unsafe { self.memory.copy_out(self.layout.slot(half, block, source) + start, to, bytes) }
+        unsafe { self.memory.copy_out(self.offset(at), target, bytes, isa) }
     }
 
-    /// The slot of `source` from `start` on, to be read in place while `held` lives.
+    /// A slot, to be written in place while `held` lives.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Segment::copy_in`], until `held` is dropped, which must be before the segment is.
+    pub(super) unsafe fn write(&self, at: Place, bytes: usize, held: &mut Held) -> *mut u8 {
+        #[cfg(all(test, not(any(loom, shuttle))))]
+        if let Some(Lie::Stale(_)) = self.lie {
+            let mut lines = vec![0u64; bytes.div_ceil(size_of::<u64>())];
+            let to = lines.as_mut_ptr().cast();
+            let segment: *const Segment = self;
+            // SAFETY: the caller drops `held` before the segment, and vouches for the slot until then.
+            held.at_the_end.push(Box::new(move || unsafe {
+                (*segment).copy_in(at, lines.as_ptr().cast(), bytes, Isa::Portable, Stores::Cached);
+            }));
+            return to;
+        }
+        // SAFETY: slots are apart from the words; the caller vouches for the rest.
+        unsafe { self.memory.write(self.offset(at), bytes, held) }
+    }
+
+    /// A slot, to be read in place while `held` lives.
     ///
     /// # Safety
     ///
     /// As for [`Segment::copy_out`], until `held` is dropped, which must be before the segment is.
-    pub(super) unsafe fn read(
-        &self,
-        half: u32,
-        block: u32,
-        source: u32,
-        start: u64,
-        bytes: usize,
-        held: &mut Held,
-    ) -> *const u8 {
+    pub(super) unsafe fn read(&self, at: Place, bytes: usize, held: &mut Held) -> *const u8 {
         // SAFETY: slots are apart from the words; the caller vouches for the rest.
-        unsafe { self.memory.read(self.layout.slot(half, block, source) + start, bytes, held) }
+        unsafe { self.memory.read(self.offset(at), bytes, held) }
+    }
+
+    fn offset(&self, at: Place) -> u64 {
+        self.layout.slot(at.half, at.block, at.source) + at.start
     }
 
     fn epoch_offset(&self, region: Region, block: u32) -> u64 {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{
+    distance::Distances,
     group::Group,
     packets::Region,
     sync::{self, Instant, Ordering},
@@ -36,11 +37,34 @@ impl Wait<'_> {
     /// Waits for the flags of all `peers`; one deadline holds for all waits with the same `started`.
     ///
     /// What a peer wrote before it released its flag happens before the return.
-    pub(super) fn for_all(&self, peers: impl Iterator<Item = u32>, started: &mut Option<Instant>) -> Result<()> {
+    pub(super) fn for_all(
+        &self,
+        peers: impl Iterator<Item = u32>,
+        distances: &Distances,
+        started: &mut Option<Instant>,
+    ) -> Result<()> {
+        let timed = distances.is_due();
         for peer in peers {
-            self.until(peer, started, || self.poll(peer))?;
+            if !(timed && self.timed(peer, distances)?) {
+                self.until(peer, started, || self.poll(peer))?;
+            }
         }
         Ok(())
+    }
+
+    /// Polls as [`Wait::until`] does at first, and tells how long the load took that found the flag. Whether one did.
+    #[cold]
+    fn timed(&self, peer: u32, distances: &Distances) -> Result<bool> {
+        for _ in 0..SPINS {
+            let begun = Instant::now();
+            sync::hold_loads();
+            if self.poll(peer)? {
+                distances.note(peer, begun.elapsed());
+                return Ok(true);
+            }
+            sync::spin_loop();
+        }
+        Ok(false)
     }
 
     /// Waits until `poll` finds what `peer` sends in this round.

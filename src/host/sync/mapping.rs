@@ -3,11 +3,19 @@
 use std::{
     fs as files,
     os::fd::OwnedFd,
-    ptr::{self, NonNull},
+    ptr::NonNull,
 };
 
 use super::{AtomicU32, AtomicU64};
-use crate::{Error, Result, host::packets::Packets, protocol::layout::Layout, sealed::Sealed};
+use crate::{
+    Error, Result,
+    host::{
+        packets::Packets,
+        reduce::{self, Isa, Stores, Target},
+    },
+    protocol::layout::Layout,
+    sealed::Sealed,
+};
 
 /// The memory of one segment: zeroed, page-aligned, whole pages.
 ///
@@ -90,25 +98,25 @@ impl Memory {
     ///
     /// # Safety
     ///
-    /// `from` is readable for `bytes` bytes. The range holds no word that is used as an atomic, and every access to it
-    /// by another thread happens before this call or after it.
-    pub(in crate::host) unsafe fn copy_in(&self, offset: u64, from: *const u8, bytes: usize) {
-        let to = self.at(offset, bytes);
+    /// `from` is readable for `bytes` bytes and `isa` available. The range holds no word that is used as an atomic, and
+    /// every access to it by another thread happens before this call or after it.
+    pub(in crate::host) unsafe fn copy_in(&self, offset: u64, from: *const u8, bytes: usize, isa: Isa, stores: Stores) {
+        let to = self.at(offset, bytes).as_ptr();
         // SAFETY: `at` checked the bounds; the caller vouches for `from` and that nobody else is there. A caller's
-        // buffer is never in a segment, which no public function gives out, so the ranges are apart.
-        unsafe { ptr::copy_nonoverlapping(from, to.as_ptr(), bytes) }
+        // buffer is never in the staging, which no public function gives out, so the ranges are apart.
+        unsafe { reduce::copy(isa, from, Target { to, stores }, bytes) }
     }
 
     /// Copies `bytes` bytes out of the staging at `offset`.
     ///
     /// # Safety
     ///
-    /// `to` is writable for `bytes` bytes. The range holds no word that is used as an atomic, and every write to it by
-    /// another thread happens before this call or after it.
-    pub(in crate::host) unsafe fn copy_out(&self, offset: u64, to: *mut u8, bytes: usize) {
+    /// The target is writable for `bytes` bytes and `isa` available. The range holds no word that is used as an atomic,
+    /// and every write to it by another thread happens before this call or after it.
+    pub(in crate::host) unsafe fn copy_out(&self, offset: u64, target: Target, bytes: usize, isa: Isa) {
         let from = self.at(offset, bytes);
         // SAFETY: as in `copy_in`, the other way round.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, bytes) }
+        unsafe { reduce::copy(isa, from.as_ptr(), target, bytes) }
     }
 
     /// The staging at `offset`, to read in place until `held` is dropped.
@@ -117,6 +125,15 @@ impl Memory {
     ///
     /// As for [`Memory::copy_out`], for as long as `held` lives; and the memory outlives it.
     pub(in crate::host) unsafe fn read(&self, offset: u64, bytes: usize, _held: &mut Held) -> *const u8 {
+        self.at(offset, bytes).as_ptr()
+    }
+
+    /// The staging at `offset`, to write in place until `held` is dropped.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Memory::copy_in`], for as long as `held` lives; and the memory outlives it.
+    pub(in crate::host) unsafe fn write(&self, offset: u64, bytes: usize, _held: &mut Held) -> *mut u8 {
         self.at(offset, bytes).as_ptr()
     }
 
@@ -135,9 +152,20 @@ fn available_bytes(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// What is being read in place. The models keep account of it; here it is nothing.
-#[derive(Debug, Default)]
-pub(in crate::host) struct Held(());
+/// What is being read or written in place. The models keep account of it; here it is nothing.
+#[derive(Default)]
+pub(in crate::host) struct Held {
+    /// What a mapping that lies does when the writing is over.
+    #[cfg(test)]
+    pub(in crate::host) at_the_end: Vec<Box<dyn FnOnce()>>,
+}
+
+#[cfg(test)]
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.at_the_end.drain(..).for_each(|write| write());
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -166,7 +194,10 @@ mod tests {
         assert_eq!(memory.bytes() % rustix::param::page_size(), 0);
         let mut bytes = vec![1u8; memory.bytes()];
         // SAFETY: the vector has that many bytes, and no other thread is here.
-        unsafe { memory.copy_out(0, bytes.as_mut_ptr(), bytes.len()) };
+        unsafe {
+            let target = Target { to: bytes.as_mut_ptr(), stores: Stores::Cached };
+            memory.copy_out(0, target, bytes.len(), Isa::Portable);
+        }
         assert!(bytes.iter().all(|&byte| byte == 0));
         for offset in [memory.bytes() as u64 - 4, u64::MAX - 3] {
             let outside = std::panic::AssertUnwindSafe(|| memory.word_64(offset));

@@ -6,7 +6,10 @@ use std::{cell::UnsafeCell, collections::HashMap, ops::Range, time::Duration};
 use super::{AtomicU32, AtomicU64};
 use crate::{
     Result,
-    host::packets::Packets,
+    host::{
+        packets::Packets,
+        reduce::{Isa, Stores, Target},
+    },
     protocol::{layout::Layout, split::PACK_BYTES},
 };
 
@@ -96,7 +99,7 @@ impl Memory {
     /// # Safety
     ///
     /// As for `mapping::Memory::copy_in`.
-    pub(in crate::host) unsafe fn copy_in(&self, offset: u64, from: *const u8, bytes: usize) {
+    pub(in crate::host) unsafe fn copy_in(&self, offset: u64, from: *const u8, bytes: usize, _: Isa, _: Stores) {
         for (pack, piece) in self.pieces(offset, bytes) {
             let _writing = self.cells[pack].write();
             // SAFETY: the piece lies in the range that the caller vouches for, and the cell just said that nobody else
@@ -108,7 +111,8 @@ impl Memory {
     /// # Safety
     ///
     /// As for `mapping::Memory::copy_out`.
-    pub(in crate::host) unsafe fn copy_out(&self, offset: u64, to: *mut u8, bytes: usize) {
+    pub(in crate::host) unsafe fn copy_out(&self, offset: u64, target: Target, bytes: usize, _: Isa) {
+        let to = target.to;
         for (pack, piece) in self.pieces(offset, bytes) {
             let _reading = self.cells[pack].read();
             // SAFETY: as in `copy_in`, the other way round.
@@ -120,7 +124,15 @@ impl Memory {
     ///
     /// As for `mapping::Memory::read`.
     pub(in crate::host) unsafe fn read(&self, offset: u64, bytes: usize, held: &mut Held) -> *const u8 {
-        held.0.extend(self.pieces(offset, bytes).map(|(pack, _)| self.cells[pack].read()));
+        held.reading.extend(self.pieces(offset, bytes).map(|(pack, _)| self.cells[pack].read()));
+        self.at(offset, 0)
+    }
+
+    /// # Safety
+    ///
+    /// As for `mapping::Memory::write`.
+    pub(in crate::host) unsafe fn write(&self, offset: u64, bytes: usize, held: &mut Held) -> *mut u8 {
+        held.writing.extend(self.pieces(offset, bytes).map(|(pack, _)| self.cells[pack].write()));
         self.at(offset, 0)
     }
 
@@ -140,9 +152,12 @@ impl Memory {
     }
 }
 
-/// What is being read in place.
+/// What is being read or written in place.
 #[derive(Default)]
-pub(in crate::host) struct Held(Vec<cell::Read>);
+pub(in crate::host) struct Held {
+    reading: Vec<cell::Read>,
+    writing: Vec<cell::Write>,
+}
 
 use cell::Cell;
 
@@ -153,6 +168,7 @@ mod cell {
 
     pub(super) struct Cell(UnsafeCell<()>);
     pub(super) type Read = ConstPtr<()>;
+    pub(super) type Write = MutPtr<()>;
 
     impl Cell {
         pub(super) fn new() -> Cell {
@@ -163,7 +179,7 @@ mod cell {
             self.0.get()
         }
 
-        pub(super) fn write(&self) -> MutPtr<()> {
+        pub(super) fn write(&self) -> Write {
             self.0.get_mut()
         }
     }
