@@ -27,7 +27,7 @@ use std::{
 
 use half::bf16;
 use peersum::{
-    DType, Element, Meeting, Options, ReduceOp,
+    DType, Element, HostStores, Meeting, Options, ReduceOp,
     host::Communicator,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -259,7 +259,17 @@ fn obey_as_threads(world: usize, pin: bool) -> Result<()> {
 }
 
 fn options() -> Options {
-    Options::default().timeout(Duration::from_secs(20))
+    let mut options = Options::default().timeout(Duration::from_secs(20));
+    // For comparisons.
+    if let Ok(stores) = std::env::var("HOST_ROWS_STORES") {
+        options = options.host_stores(match stores.as_str() {
+            "cached" => HostStores::Cached,
+            "streaming" => HostStores::Streaming,
+            _ => HostStores::Probed,
+        });
+    }
+    options.algorithm = std::env::var("HOST_ROWS_ALGORITHM").ok().and_then(|name| name.parse().ok());
+    options
 }
 
 /// The buffers of a rank, of the cell that was last asked for.

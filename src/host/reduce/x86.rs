@@ -116,7 +116,8 @@ impl Vector for Two256 {
     unsafe fn store_f32(self, places: Places<'_>) {
         // SAFETY: the caller vouches for 16 elements in each place and for AVX2.
         unsafe {
-            let [first, second] = self.0.map(|half| _mm256_castps_si256(canonical(half)));
+            let first = _mm256_castps_si256(canonical(self.0[0]));
+            let second = _mm256_castps_si256(canonical(self.0[1]));
             places.each(|to, stores| {
                 put(to, first, stores);
                 put(to.add(32), second, stores);
@@ -128,8 +129,8 @@ impl Vector for Two256 {
     unsafe fn store_f16(self, places: Places<'_>) {
         // SAFETY: the caller vouches for 16 elements in each place and for F16C.
         unsafe {
-            let [first, second] =
-                self.0.map(|half| _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(canonical(half)));
+            let first = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(canonical(self.0[0]));
+            let second = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(canonical(self.0[1]));
             let bits = _mm256_set_m128i(second, first);
             places.each(|to, stores| put(to, bits, stores));
         }
@@ -139,12 +140,7 @@ impl Vector for Two256 {
     unsafe fn store_bf16(self, places: Places<'_>) {
         // SAFETY: the caller vouches for 16 elements in each place and for AVX2.
         unsafe {
-            // The rounding is the portable lane's, which says why.
-            let [even, odd] = self.0.map(|half| {
-                let bits = _mm256_castps_si256(canonical(half));
-                let last = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-                _mm256_add_epi32(bits, _mm256_add_epi32(last, _mm256_set1_epi32(0x7fff)))
-            });
+            let (even, odd) = (rounded(self.0[0]), rounded(self.0[1]));
             let bits = _mm256_blend_epi16::<0b1010_1010>(_mm256_srli_epi32::<16>(even), odd);
             places.each(|to, stores| put(to, bits, stores));
         }
@@ -197,6 +193,22 @@ unsafe fn canonical(value: __m256) -> __m256 {
     unsafe { _mm256_blendv_ps(value, _mm256_set1_ps(f32::NAN), _mm256_cmp_ps::<_CMP_UNORD_Q>(value, value)) }
 }
 
+/// What rounds to a bf16's bits, in the upper half of each lane.
+///
+/// # Safety
+///
+/// The caller may use AVX2.
+#[inline(always)]
+unsafe fn rounded(value: __m256) -> __m256i {
+    // The rounding is the portable lane's, which says why.
+    // SAFETY: the caller may use AVX2.
+    unsafe {
+        let bits = _mm256_castps_si256(canonical(value));
+        let last = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        _mm256_add_epi32(bits, _mm256_add_epi32(last, _mm256_set1_epi32(0x7fff)))
+    }
+}
+
 /// # Safety
 ///
 /// `to` is writable for 32 bytes, at a multiple of them if it streams; the caller may use AVX2.
@@ -228,13 +240,7 @@ impl<const BF16: bool> Two512<BF16> {
     unsafe fn rounded_to_bf16(self) -> __m512i {
         // SAFETY: the caller may use AVX-512.
         unsafe {
-            // The rounding is the portable lane's, which says why.
-            let [first, second] = self.0.map(|half| {
-                let bits = _mm512_castps_si512(canonical_512(half));
-                let last = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-                let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff)));
-                _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded))
-            });
+            let (first, second) = (rounded_512(self.0[0]), rounded_512(self.0[1]));
             _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second)
         }
     }
@@ -281,7 +287,8 @@ impl<const BF16: bool> Vector for Two512<BF16> {
     unsafe fn store_f32(self, places: Places<'_>) {
         // SAFETY: the caller vouches for 32 elements in each place and for AVX-512.
         unsafe {
-            let [first, second] = self.0.map(|half| _mm512_castps_si512(canonical_512(half)));
+            let first = _mm512_castps_si512(canonical_512(self.0[0]));
+            let second = _mm512_castps_si512(canonical_512(self.0[1]));
             places.each(|to, stores| {
                 put_512(to, first, stores);
                 put_512(to.add(64), second, stores);
@@ -293,8 +300,8 @@ impl<const BF16: bool> Vector for Two512<BF16> {
     unsafe fn store_f16(self, places: Places<'_>) {
         // SAFETY: the caller vouches for 32 elements in each place and for AVX-512.
         unsafe {
-            let [first, second] =
-                self.0.map(|half| _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(canonical_512(half)));
+            let first = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(canonical_512(self.0[0]));
+            let second = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(canonical_512(self.0[1]));
             let bits = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second);
             places.each(|to, stores| put_512(to, bits, stores));
         }
@@ -367,6 +374,21 @@ impl<const BF16: bool> Vector for Two512<BF16> {
 unsafe fn canonical_512(value: __m512) -> __m512 {
     // SAFETY: the caller may use AVX-512.
     unsafe { _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value), _mm512_set1_ps(f32::NAN)) }
+}
+
+/// # Safety
+///
+/// The caller may use AVX-512.
+#[inline(always)]
+unsafe fn rounded_512(value: __m512) -> __m256i {
+    // The rounding is the portable lane's, which says why.
+    // SAFETY: the caller may use AVX-512.
+    unsafe {
+        let bits = _mm512_castps_si512(canonical_512(value));
+        let last = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff)));
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded))
+    }
 }
 
 /// # Safety
