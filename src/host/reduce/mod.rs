@@ -164,29 +164,32 @@ pub(super) unsafe fn reduce<T: Element>(
 ///
 /// `isa` is available, `from` is readable and the target writable for so many bytes, and they are apart.
 pub(super) unsafe fn copy(isa: Isa, from: *const u8, target: Target, bytes: usize) {
-    if target.stores == Stores::Cached || !isa.streams() || bytes < LINE {
+    let head = (target.to as usize).wrapping_neg() % LINE;
+    // The C library's copy takes an instruction for strings, which is slower to begin with lines of another core's.
+    if !isa.streams() || bytes < head + LINE {
         // SAFETY: the caller vouches for both.
         unsafe { target.to.copy_from_nonoverlapping(from, bytes) }
         return;
     }
-    let head = (target.to as usize).wrapping_neg() % LINE;
-    let lines = (bytes - head.min(bytes)) / LINE;
-    let tail = head.min(bytes) + lines * LINE;
+    let lines = (bytes - head) / LINE;
+    let tail = head + lines * LINE;
     // SAFETY: head, lines and tail are the bytes, in three parts; the lines start on one, and `isa` has their stores.
     unsafe {
-        target.to.copy_from_nonoverlapping(from, head.min(bytes));
+        target.to.copy_from_nonoverlapping(from, head);
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => x86::stream_lines(from.add(head.min(bytes)), target.to.add(head.min(bytes)), lines),
+            Isa::Avx2 => x86::copy_lines(from.add(head), target.to.add(head), lines, target.stores),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Avx512Bf16 => {
-                x86::stream_lines_512(from.add(head.min(bytes)), target.to.add(head.min(bytes)), lines)
+                x86::copy_lines_512(from.add(head), target.to.add(head), lines, target.stores)
             }
             _ => unreachable!("only these stream"),
         }
         target.to.add(tail).copy_from_nonoverlapping(from.add(tail), bytes - tail);
     }
-    fence_streaming();
+    if target.stores == Stores::Streaming {
+        fence_streaming();
+    }
 }
 
 /// Orders this thread's streaming stores before what it stores next.

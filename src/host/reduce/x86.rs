@@ -42,26 +42,26 @@ pub(super) unsafe fn reduce_512_bf16<T: Element>(
 ///
 /// So many lines are readable and writable, apart from each other; `to` is the start of a line, and the CPU has AVX2.
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn stream_lines(from: *const u8, to: *mut u8, lines: usize) {
+pub(super) unsafe fn copy_lines(from: *const u8, to: *mut u8, lines: usize, stores: Stores) {
     for offset in (0..lines * LINE).step_by(LINE) {
         // SAFETY: both halves of the line lie in what the caller vouches for.
         unsafe {
             let first = _mm256_loadu_si256(from.add(offset).cast());
             let second = _mm256_loadu_si256(from.add(offset + LINE / 2).cast());
-            _mm256_stream_si256(to.add(offset).cast(), first);
-            _mm256_stream_si256(to.add(offset + LINE / 2).cast(), second);
+            put(to.add(offset), first, stores);
+            put(to.add(offset + LINE / 2), second, stores);
         }
     }
 }
 
 /// # Safety
 ///
-/// As for [`stream_lines`]; the CPU has AVX-512F.
+/// As for [`copy_lines`]; the CPU has AVX-512F.
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn stream_lines_512(from: *const u8, to: *mut u8, lines: usize) {
+pub(super) unsafe fn copy_lines_512(from: *const u8, to: *mut u8, lines: usize, stores: Stores) {
     for offset in (0..lines * LINE).step_by(LINE) {
         // SAFETY: the line lies in what the caller vouches for.
-        unsafe { _mm512_stream_si512(to.add(offset).cast(), _mm512_loadu_si512(from.add(offset).cast())) }
+        unsafe { put_512(to.add(offset), _mm512_loadu_si512(from.add(offset).cast()), stores) }
     }
 }
 
