@@ -28,7 +28,7 @@ use std::{
 use half::bf16;
 use peersum::{
     DType, Element, HostStores, Meeting, Options, ReduceOp,
-    host::Communicator,
+    host::{Communicator, SymmetricBuffer},
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -54,9 +54,18 @@ fn main() -> Result<()> {
 enum Way {
     OutOfPlace,
     InPlace,
+    /// Out of place in symmetric memory.
+    Symmetric,
+    SymmetricInPlace,
 }
 
-const WAYS: [(&str, Way); 2] = [("out", Way::OutOfPlace), ("in_place", Way::InPlace)];
+const WAYS: [(&str, Way); 4] = [
+    ("out", Way::OutOfPlace),
+    ("in_place", Way::InPlace),
+    ("symmetric", Way::Symmetric),
+    ("symmetric_in_place", Way::SymmetricInPlace),
+];
+const MOST_BYTES: usize = 64 << 20;
 
 fn measure(repetitions: usize, quick: bool) -> Result<()> {
     println!("system,ranks,dtype,bytes,placement,median_us,min_us,repetitions,wrong");
@@ -259,7 +268,7 @@ fn obey_as_threads(world: usize, pin: bool) -> Result<()> {
 }
 
 fn options() -> Options {
-    let mut options = Options::default().timeout(Duration::from_secs(20));
+    let mut options = Options::default().timeout(Duration::from_secs(20)).symmetric_bytes(2 * MOST_BYTES + 4096);
     // For comparisons.
     if let Ok(stores) = std::env::var("HOST_ROWS_STORES") {
         options = options.host_stores(match stores.as_str() {
@@ -276,8 +285,8 @@ fn options() -> Options {
 #[derive(Default)]
 struct State {
     cell: String,
-    floats: [Pages<f32>; 2],
-    brains: [Pages<bf16>; 2],
+    floats: Buffers<f32>,
+    brains: Buffers<bf16>,
 }
 
 impl State {
@@ -290,6 +299,10 @@ impl State {
         let fresh = cell != self.cell;
         self.cell = cell;
         let (bytes, calls) = (bytes.parse()?, calls.parse()?);
+        if fresh {
+            // Ranks make room before either makes new ones.
+            (self.floats, self.brains) = (Buffers::default(), Buffers::default());
+        }
         match dtype {
             "f32" => run(communicator, &mut self.floats, way, bytes, calls, fresh, ready),
             _ => run(communicator, &mut self.brains, way, bytes, calls, fresh, ready),
@@ -299,7 +312,7 @@ impl State {
 
 fn run<T: Element>(
     communicator: &mut Communicator,
-    buffers: &mut [Pages<T>; 2],
+    buffers: &mut Buffers<T>,
     way: Way,
     bytes: usize,
     calls: usize,
@@ -309,40 +322,71 @@ fn run<T: Element>(
     let (rank, world, count) = (communicator.rank(), communicator.world_size(), bytes / T::DTYPE.size());
     // Small numbers, whose sums are exact, and a prime number of them, so that no power of two repeats them.
     let value = |rank: usize, index: usize| ((index * 7 + rank * 3) % 13) as f32 - 6.0;
-    let mut wrong = 0;
     if fresh {
-        *buffers = [Pages::new(count), Pages::new(count)];
-        for buffer in &mut *buffers {
+        let symmetric = matches!(way, Way::Symmetric | Way::SymmetricInPlace);
+        for buffer in [&mut buffers.input, &mut buffers.output] {
+            *buffer = if symmetric {
+                Buffer::Symmetric(communicator.symmetric_buffer(count)?)
+            } else {
+                Buffer::Pages(Pages::new(count))
+            };
             buffer.get().iter_mut().enumerate().for_each(|(index, to)| *to = T::from_f32(value(rank, index)));
         }
     }
-    let [input, output] = buffers;
-    let (input, output) = (input.get(), output.get());
-    let mut call = || match way {
-        Way::OutOfPlace => communicator.all_reduce(input, output, ReduceOp::Sum),
-        Way::InPlace => communicator.all_reduce_in_place(output, ReduceOp::Sum),
-    };
     ready();
-    call()?;
+    call(communicator, buffers, way)?;
+    let mut wrong = 0;
     if fresh {
         let sum = |index: usize| (0..world).map(|rank| value(rank, index)).sum::<f32>();
-        wrong = output.iter().enumerate().filter(|&(index, found)| found.to_f32() != sum(index)).count();
-        let mut call = || match way {
-            Way::OutOfPlace => communicator.all_reduce(input, output, ReduceOp::Sum),
-            Way::InPlace => communicator.all_reduce_in_place(output, ReduceOp::Sum),
-        };
+        let found = buffers.output.get().iter().enumerate();
+        wrong = found.filter(|&(index, found)| found.to_f32() != sum(index)).count();
         // The checks take ranks different times.
-        call()?;
+        call(communicator, buffers, way)?;
     }
-    let mut call = || match way {
-        Way::OutOfPlace => communicator.all_reduce(input, output, ReduceOp::Sum),
-        Way::InPlace => communicator.all_reduce_in_place(output, ReduceOp::Sum),
-    };
     let begun = Instant::now();
     for _ in 0..calls {
-        call()?;
+        call(communicator, buffers, way)?;
     }
     Ok((begun.elapsed().as_secs_f64(), wrong))
+}
+
+fn call<T: Element>(communicator: &mut Communicator, buffers: &mut Buffers<T>, way: Way) -> peersum::Result<()> {
+    match (way, &mut buffers.input, &mut buffers.output) {
+        (Way::OutOfPlace, Buffer::Pages(input), Buffer::Pages(output)) => {
+            communicator.all_reduce(input.get(), output.get(), ReduceOp::Sum)
+        }
+        (Way::InPlace, _, Buffer::Pages(output)) => communicator.all_reduce_in_place(output.get(), ReduceOp::Sum),
+        (Way::Symmetric, Buffer::Symmetric(input), Buffer::Symmetric(output)) => {
+            communicator.all_reduce_symmetric(input, output, ReduceOp::Sum)
+        }
+        (_, _, Buffer::Symmetric(output)) => communicator.all_reduce_symmetric_in_place(output, ReduceOp::Sum),
+        _ => unreachable!("the buffers are of this way"),
+    }
+}
+
+struct Buffers<T: Element> {
+    input: Buffer<T>,
+    output: Buffer<T>,
+}
+
+impl<T: Element> Default for Buffers<T> {
+    fn default() -> Self {
+        Buffers { input: Buffer::Pages(Pages::default()), output: Buffer::Pages(Pages::default()) }
+    }
+}
+
+enum Buffer<T: Element> {
+    Pages(Pages<T>),
+    Symmetric(SymmetricBuffer<T>),
+}
+
+impl<T: Element> Buffer<T> {
+    fn get(&mut self) -> &mut [T] {
+        match self {
+            Buffer::Pages(pages) => pages.get(),
+            Buffer::Symmetric(buffer) => buffer,
+        }
+    }
 }
 
 /// A buffer that starts on a page, as those of the other systems do.

@@ -38,6 +38,7 @@ mod error;
 #[cfg(all(fuzzing, not(any(loom, shuttle))))]
 #[doc(hidden)]
 pub mod fuzz;
+mod heap;
 pub mod host;
 #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
 pub mod interop;

@@ -18,11 +18,12 @@ use super::{
     module::{Kernels, resident_index},
     peers::{self, Vigil},
     priors,
-    symmetric::{Heap, SymmetricMemory},
+    symmetric::SymmetricMemory,
 };
 use crate::{
     Algorithm, DType, Error, Nccl, Options, Overlap, Placement, Plan, ReduceOp, Result, TableFrom,
     crossover::{Explanation, Facts, Machine, Question, Reason, Source, Taken, agree},
+    heap::Heap,
     meeting::{self, Local, Meeting, Seat},
     nccl::{AllReduce, Library, Version},
     protocol::{

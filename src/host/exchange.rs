@@ -38,7 +38,13 @@ pub(super) struct Exchange<'a> {
     pub(super) input: *const u8,
     pub(super) output: *mut u8,
     pub(super) bytes: usize,
+    /// Where input and output lie in every rank's segment, if the plan is direct.
+    pub(super) offsets: [u64; 2],
 }
+
+// SAFETY: the addresses are the call's, whose caller vouches that no other thread touches what is there; its blocks touch
+// shares that are apart. The rest is made to be shared.
+unsafe impl Send for Exchange<'_> {}
 
 /// A round that has begun: its half may be written.
 pub(super) struct Round {
@@ -72,6 +78,10 @@ impl<'a> Exchange<'a> {
             return unsafe { self.run_packets::<T>() };
         }
         let share = split::block_packs(self.bytes as u64, self.plan.blocks, self.block);
+        if self.plan.algorithm.is_direct() {
+            // SAFETY: the caller's promises are handed on.
+            return unsafe { self.direct::<T>(&share) };
+        }
         for chunk in split::chunks(share, self.plan.chunk_bytes / PACK_BYTES) {
             // SAFETY: the caller's promises are handed on; the chunk is at most what the algorithm's slots hold.
             unsafe {
@@ -88,6 +98,54 @@ impl<'a> Exchange<'a> {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Without staging: between two rounds that hand over nothing but the flags, which are an entry, after which all inputs
+    /// are there and all outputs may be written, and an exit, after which they are their callers' again.
+    ///
+    /// Peers find input and output at the same offsets, which are in the call's hash. Every element of every rank's memory
+    /// is written by one rank: its owner, or who reduces its part. In place, that rank is also the only one to read it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Exchange::run`], where input and output are this rank's pieces of the heap at the offsets.
+    unsafe fn direct<T: Element>(&self, share: &Range<u64>) -> Result<()> {
+        let entry = self.begin(Region::Flags, Phase::Entry);
+        self.exchange(&entry)?;
+        self.finish(entry);
+        let two_shot = self.plan.algorithm == Algorithm::TwoShotDirect;
+        let bytes = self.bytes_of(&if two_shot { self.part(share, self.rank) } else { share.clone() });
+        let [from, to] = self.offsets.map(|offset| offset + bytes.start as u64);
+        let world = self.group.layout.world;
+        let mut held = Held::default();
+        let mut sources = [std::ptr::null(); MAX_RANKS as usize];
+        let nowhere = Target { to: std::ptr::null_mut(), stores: self.output_stores() };
+        let (mut targets, mut number) = ([nowhere; MAX_RANKS as usize], 0);
+        // This rank first, so that the loop comes to its lines' starts.
+        for rank in [self.rank].into_iter().chain(self.peers()) {
+            let segment = self.group.segment(rank);
+            // SAFETY: after the entry every rank has lent its input to be read, and its output to be written by whoever
+            // has the part, until it has acquired this rank's exit. `held` is dropped before that is released.
+            unsafe {
+                if two_shot || rank == self.rank {
+                    targets[number].to = segment.write_symmetric(to, bytes.len(), &mut held);
+                    number += 1;
+                }
+                sources[rank as usize] = if from == to {
+                    targets[number - 1].to.cast_const()
+                } else {
+                    segment.read_symmetric(from, bytes.len(), &mut held)
+                };
+            }
+        }
+        let count = bytes.len() / size_of::<T>();
+        // SAFETY: as above; pieces are apart, start on lines, and parts on packs, and `isa` came from `Isa::widest`.
+        unsafe { reduce::reduce::<T>(self.isa, self.op, &sources[..world as usize], &targets[..number], count) }
+        drop(held);
+        let exit = self.begin(Region::Flags, Phase::Exit);
+        self.exchange(&exit)?;
+        self.finish(exit);
         Ok(())
     }
 

@@ -12,6 +12,8 @@ mod loom_packets;
 mod loom_rounds;
 mod packet_exchange;
 mod packets;
+#[cfg(not(any(loom, shuttle)))]
+mod pool;
 mod priors;
 mod record;
 mod reduce;
@@ -24,12 +26,15 @@ mod self_test_lies;
 mod shuttle_aborts;
 #[cfg(all(test, shuttle))]
 mod shuttle_rounds;
+mod symmetric;
 mod sync;
 mod wait;
 
 pub use communicator::{AbortHandle, Communicator};
+pub use symmetric::SymmetricBuffer;
 
-/// The algorithms that run here.
+/// The algorithms that run here on tensors anywhere. On tensors in symmetric memory
+/// [`OneShotDirect`](crate::Algorithm::OneShotDirect) and [`TwoShotDirect`](crate::Algorithm::TwoShotDirect) do too.
 pub const ALGORITHMS: [crate::Algorithm; 6] = [
     crate::Algorithm::OneShot,
     crate::Algorithm::TwoShot,

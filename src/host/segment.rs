@@ -52,21 +52,21 @@ pub(super) enum Lie {
 
 impl Segment {
     /// A segment with no flag set and no packet, whose blocks have all finished `first_epoch` in both regions.
-    pub(super) fn new(layout: &Layout, first_epoch: u32) -> Result<Segment> {
-        Ok(Segment::fresh(layout, first_epoch, Memory::new(layout)?))
+    pub(super) fn new(layout: &Layout, symmetric_bytes: usize, first_epoch: u32) -> Result<Segment> {
+        Ok(Segment::fresh(layout, first_epoch, Memory::new(layout, symmetric_bytes)?))
     }
 
     /// Such a segment, and the descriptor by which other processes open it.
     #[cfg(not(any(loom, shuttle)))]
-    pub(super) fn shared(layout: &Layout, first_epoch: u32) -> Result<(Segment, OwnedFd)> {
-        let (memory, file) = Memory::shared(layout)?;
+    pub(super) fn shared(layout: &Layout, symmetric_bytes: usize, first_epoch: u32) -> Result<(Segment, OwnedFd)> {
+        let (memory, file) = Memory::shared(layout, symmetric_bytes)?;
         Ok((Segment::fresh(layout, first_epoch, memory), file))
     }
 
     /// The segment of a rank that is another process.
     #[cfg(not(any(loom, shuttle)))]
-    pub(super) fn open(layout: &Layout, file: &OwnedFd) -> Result<Segment> {
-        Ok(Segment::of(layout, Memory::open(layout, file)?))
+    pub(super) fn open(layout: &Layout, symmetric_bytes: usize, file: &OwnedFd) -> Result<Segment> {
+        Ok(Segment::of(layout, Memory::open(layout, symmetric_bytes, file)?))
     }
 
     fn fresh(layout: &Layout, first_epoch: u32, memory: Memory) -> Segment {
@@ -251,6 +251,31 @@ impl Segment {
     pub(super) unsafe fn read(&self, at: Place, bytes: usize, held: &mut Held) -> *const u8 {
         // SAFETY: slots are apart from the words; the caller vouches for the rest.
         unsafe { self.memory.read(self.offset(at), bytes, held) }
+    }
+
+    /// The address of a piece of the heap, for its owner.
+    pub(super) fn symmetric(&self, offset: u64) -> *mut u8 {
+        self.memory.address(offset)
+    }
+
+    /// A piece of the heap, to be read in place while `held` lives.
+    ///
+    /// # Safety
+    ///
+    /// The piece is of the heap, and a call lends it to this thread to read. `held` is dropped before the segment is.
+    pub(super) unsafe fn read_symmetric(&self, offset: u64, bytes: usize, held: &mut Held) -> *const u8 {
+        // SAFETY: the heap is apart from the words; the caller vouches for the rest.
+        unsafe { self.memory.read(offset, bytes, held) }
+    }
+
+    /// A piece of the heap, to be written in place while `held` lives.
+    ///
+    /// # Safety
+    ///
+    /// The piece is of the heap, and this thread's alone. `held` is dropped before the segment is.
+    pub(super) unsafe fn write_symmetric(&self, offset: u64, bytes: usize, held: &mut Held) -> *mut u8 {
+        // SAFETY: the heap is apart from the words; the caller vouches for the rest.
+        unsafe { self.memory.write(offset, bytes, held) }
     }
 
     fn offset(&self, at: Place) -> u64 {

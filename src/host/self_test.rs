@@ -101,7 +101,8 @@ fn calls(communicator: &mut Communicator) -> Result<Vec<Call>> {
         communicator.force(algorithm);
         let plan = |count| Ok::<_, Error>(communicator.plan(count, DType::F32)?.map(|plan| Call { plan, count }));
         let Some(Call { plan: Plan { chunk_bytes, .. }, .. }) = plan(1)? else { continue };
-        let chunks = if algorithm.rounds() == 1 { 2 } else { 1 };
+        let blocks = communicator.group().layout.max_blocks as usize;
+        let chunks = if algorithm.rounds() == 1 { 2 } else { 1 } * blocks;
         let long = chunks * chunk_bytes as usize / size_of::<f32>() + ODD;
         for count in [1, 1000, long] {
             calls.extend(plan(count)?);
@@ -227,7 +228,9 @@ impl Call {
         let unit_bytes = if self.plan.algorithm.packet_rounds() > 0 { PAYLOAD_BYTES } else { PACK_BYTES };
         let units = ((self.count * size_of::<f32>()) as u64).div_ceil(unit_bytes);
         let unit = (element * size_of::<f32>()) as u64 / unit_bytes;
-        let chunk = split::chunks(0..units, self.plan.chunk_bytes / unit_bytes).find(|chunk| chunk.contains(&unit))?;
+        let blocks = u64::from(self.plan.blocks);
+        let share = (0..blocks).map(|block| split::split(units, blocks, block)).find(|share| share.contains(&unit))?;
+        let chunk = split::chunks(share, self.plan.chunk_bytes / unit_bytes).find(|chunk| chunk.contains(&unit))?;
         let (length, unit) = (chunk.end - chunk.start, unit - chunk.start);
         (0..world).find(|&rank| split::split(length, world as u64, rank as u64).contains(&unit))
     }

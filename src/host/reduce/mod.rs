@@ -113,8 +113,7 @@ struct Scratch(MaybeUninit<[u8; SCRATCH_BYTES]>);
 /// # Safety
 ///
 /// `isa` is available. Every source is readable and every target writable for `count` elements of `T`, aligned to `T`.
-/// The targets are apart from each other. The first may be one of the sources, else all are apart from them. There is
-/// one of each at least.
+/// The targets are apart from each other, and each is one of the sources or apart from them. There is one of each at least.
 pub(super) unsafe fn reduce<T: Element>(
     isa: Isa,
     op: ReduceOp,

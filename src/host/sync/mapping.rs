@@ -19,7 +19,7 @@ use crate::{
 
 /// The memory of one segment: zeroed, page-aligned, whole pages.
 ///
-/// Offsets are a [`Layout`]'s, and those of the [`Packets`] behind it. The atomics may be used by any thread at any
+/// Offsets are a [`Layout`]'s, those of the [`Packets`] behind it, and those of the heap behind them. The atomics may be used by any thread at any
 /// time; the payload's methods are unsafe, since only the protocol keeps a reader and a writer apart. Threads of other
 /// processes that have opened the memory are as those of this one: the meeting lets in none but this library's, of the
 /// same version.
@@ -31,21 +31,21 @@ pub(in crate::host) struct Memory {
 impl Memory {
     /// Memory for a segment of this layout. The pages are reserved here, so that a machine without room for them
     /// answers with an error now and not with SIGBUS in a call.
-    pub(in crate::host) fn new(layout: &Layout) -> Result<Memory> {
-        Memory::shared(layout).map(|(memory, _)| memory)
+    pub(in crate::host) fn new(layout: &Layout, symmetric_bytes: usize) -> Result<Memory> {
+        Memory::shared(layout, symmetric_bytes).map(|(memory, _)| memory)
     }
 
     /// Such memory, and the descriptor by which other processes [open](Memory::open) it. Its size can't change any
     /// more.
-    pub(in crate::host) fn shared(layout: &Layout) -> Result<(Memory, OwnedFd)> {
-        let (mapping, file) = Sealed::create(Packets::new(layout).segment_bytes())?;
+    pub(in crate::host) fn shared(layout: &Layout, symmetric_bytes: usize) -> Result<(Memory, OwnedFd)> {
+        let (mapping, file) = Sealed::create(Packets::new(layout).heap(symmetric_bytes).end)?;
         Ok((Memory { mapping }, file))
     }
 
     /// The memory of another process, for a segment of this layout. What could shrink under this process, and end it by
     /// SIGBUS, is refused, as is what has another size.
-    pub(in crate::host) fn open(layout: &Layout, file: &OwnedFd) -> Result<Memory> {
-        Ok(Memory { mapping: Sealed::open(Packets::new(layout).segment_bytes(), file)? })
+    pub(in crate::host) fn open(layout: &Layout, symmetric_bytes: usize, file: &OwnedFd) -> Result<Memory> {
+        Ok(Memory { mapping: Sealed::open(Packets::new(layout).heap(symmetric_bytes).end, file)? })
     }
 
     /// Whether the machine has room for segments of so many bytes together.
@@ -137,6 +137,11 @@ impl Memory {
         self.at(offset, bytes).as_ptr()
     }
 
+    /// The address of a byte, whoever is there.
+    pub(in crate::host) fn address(&self, offset: u64) -> *mut u8 {
+        self.at(offset, 0).as_ptr()
+    }
+
     #[inline(always)]
     fn at(&self, offset: u64, bytes: usize) -> NonNull<u8> {
         let fits = offset.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes() as u64);
@@ -190,7 +195,7 @@ mod tests {
     #[test]
     fn memory_is_zeroed_whole_pages_and_refuses_what_lies_outside() {
         let layout = Layout::new(2, 1, 4 * 128).unwrap();
-        let memory = Memory::new(&layout).unwrap();
+        let memory = Memory::new(&layout, 0).unwrap();
         assert_eq!(memory.bytes() % rustix::param::page_size(), 0);
         let mut bytes = vec![1u8; memory.bytes()];
         // SAFETY: the vector has that many bytes, and no other thread is here.
@@ -208,11 +213,11 @@ mod tests {
     #[test]
     fn a_segment_is_opened_with_its_own_layout_alone() {
         let layout = Layout::new(2, 1, 4 * 128).unwrap();
-        let (memory, file) = Memory::shared(&layout).unwrap();
-        let other = Memory::open(&layout, &file).unwrap();
+        let (memory, file) = Memory::shared(&layout, 0).unwrap();
+        let other = Memory::open(&layout, 0, &file).unwrap();
         memory.word_64(0).store(42, super::super::Ordering::Relaxed);
         assert_eq!(other.word_64(0).load(super::super::Ordering::Relaxed), 42);
-        let error = Memory::open(&Layout::new(2, 1, 1 << 20).unwrap(), &file).unwrap_err().to_string();
+        let error = Memory::open(&Layout::new(2, 1, 1 << 20).unwrap(), 0, &file).unwrap_err().to_string();
         assert!(error.contains("bytes, not"), "{error}");
     }
 }

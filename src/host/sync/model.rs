@@ -35,6 +35,9 @@ pub(in crate::host) struct Memory {
     /// Slot after slot: a header and packets, without what lies between slots.
     packets: Vec<AtomicU64>,
     staging: u64,
+    /// Those of the heap follow.
+    staging_packs: usize,
+    heap: u64,
     cells: Vec<Cell>,
     /// In units of 16 bytes, so that the payload is aligned.
     data: Box<[UnsafeCell<u128>]>,
@@ -46,7 +49,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    pub(in crate::host) fn new(layout: &Layout) -> Result<Memory> {
+    pub(in crate::host) fn new(layout: &Layout, symmetric_bytes: usize) -> Result<Memory> {
         let control = crate::host::segment::control_words_64();
         let mut words_64: HashMap<_, _> = control.map(|offset| (offset, AtomicU64::new(0))).collect();
         for parity in 0..2 {
@@ -60,13 +63,16 @@ impl Memory {
         let words = layout_of_packets.slots() * (1 + layout_of_packets.slot_packets());
         let control = crate::host::segment::control_words(layout);
         let staging = layout.slot(0, 0, 0);
-        let packs = ((layout.segment_bytes() - staging) / PACK_BYTES) as usize;
+        let staging_packs = ((layout.segment_bytes() - staging) / PACK_BYTES) as usize;
+        let packs = staging_packs + symmetric_bytes.div_ceil(PACK_BYTES as usize);
         Ok(Memory {
             words_32: control.map(|offset| (offset, AtomicU32::new(0))).collect(),
             words_64,
             layout_of_packets,
             packets: (0..words).map(|_| AtomicU64::new(0)).collect(),
             staging,
+            staging_packs,
+            heap: layout_of_packets.heap(symmetric_bytes).start,
             cells: (0..packs).map(|_| Cell::new()).collect(),
             data: (0..packs).map(|_| UnsafeCell::new(0)).collect(),
         })
@@ -136,9 +142,20 @@ impl Memory {
         self.at(offset, 0)
     }
 
+    fn first_pack(&self, offset: u64) -> usize {
+        let in_heap = self.data.len() > self.staging_packs && offset >= self.heap;
+        let (start, before) = if in_heap { (self.heap, self.staging_packs) } else { (self.staging, 0) };
+        before + ((offset - start) / PACK_BYTES) as usize
+    }
+
+    /// The address of a pack, whoever is there.
+    pub(in crate::host) fn address(&self, offset: u64) -> *mut u8 {
+        self.at(offset, 0)
+    }
+
     fn at(&self, offset: u64, start: usize) -> *mut u8 {
         // `pieces` looked every pack up; the pointer is the whole slice's, since a reading spans packs.
-        let index = (offset - self.staging) as usize + start;
+        let index = self.first_pack(offset) * PACK_BYTES as usize + (offset % PACK_BYTES) as usize + start;
         self.data.as_ptr().cast_mut().cast::<u8>().wrapping_add(index)
     }
 
@@ -146,7 +163,7 @@ impl Memory {
     fn pieces(&self, offset: u64, bytes: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
         // A part without elements may start where the message ends.
         assert!(bytes == 0 || offset.is_multiple_of(PACK_BYTES), "payload starts on a pack");
-        let first = ((offset - self.staging) / PACK_BYTES) as usize;
+        let first = self.first_pack(offset);
         let pack = PACK_BYTES as usize;
         (0..bytes.div_ceil(pack)).map(move |index| (first + index, index * pack..((index + 1) * pack).min(bytes)))
     }
