@@ -90,13 +90,16 @@ pub struct Options {
     /// packets have memory of their own beside it, about 260 KiB at most with up to 16 ranks.
     pub staging_bytes: Option<usize>,
     /// Bytes of symmetric memory per rank from which
-    /// [`Communicator::symmetric_memory`](crate::cuda::Communicator::symmetric_memory) takes: tensors there are reduced
-    /// without a copy into staging. Default: 0. CUDA only.
+    /// `Communicator::symmetric_memory` (CUDA) and
+    /// [`Communicator::symmetric_buffer`](crate::host::Communicator::symmetric_buffer) (host) take: tensors there are reduced
+    /// without a copy into staging. Default: 0.
     pub symmetric_bytes: usize,
     /// Runs every call by this algorithm instead of the plan's choice.
     pub algorithm: Option<Algorithm>,
     /// Runs every call with this many blocks (CTAs), or as many as the message has packs of 16 bytes if that is fewer.
     /// More than can be resident together is an error, never tried.
+    ///
+    /// On the host it is the number of threads of a rank, which share long messages: 1 to 32, 1 where not set.
     pub blocks: Option<u32>,
     /// Runs every call with this many threads per block: a multiple of 32, 32 to 512. CUDA only.
     pub threads: Option<u32>,

@@ -130,9 +130,7 @@ impl Communicator {
 
     #[cfg(not(any(loom, shuttle)))]
     fn join(seat: Seat, options: &Options) -> Result<Communicator> {
-        Communicator::join_by(seat, options, |layout, _, file| {
-            Segment::open(layout, options.symmetric_bytes, file)
-        })
+        Communicator::join_by(seat, options, |layout, _, file| Segment::open(layout, options.symmetric_bytes, file))
     }
 
     /// As [`Communicator::meet`] once a seat is taken, where `open` maps a peer's segment.
@@ -175,6 +173,31 @@ impl Communicator {
     #[cfg(any(test, not(any(loom, shuttle))))]
     pub(super) fn force(&mut self, algorithm: crate::Algorithm) {
         self.options.algorithm = Some(algorithm);
+    }
+
+    /// Writes a buffer as its owner does between calls, or looks at it; a model is told.
+    #[cfg(all(test, any(loom, shuttle)))]
+    pub(super) fn touch<R>(
+        &self,
+        buffer: &mut SymmetricBuffer<f32>,
+        writes: bool,
+        touch: impl FnOnce(&mut [f32]) -> R,
+    ) -> R {
+        let (segment, bytes) = (self.group.segment(self.rank), buffer.len() * size_of::<f32>());
+        let mut held = super::sync::Held::default();
+        if let Some(offset) = buffer.offset(&self.group, self.rank) {
+            // SAFETY: the buffer is this rank's alone, and `held` lives as long as the touch.
+            unsafe {
+                if writes {
+                    segment.write_symmetric(offset, bytes, &mut held);
+                } else {
+                    segment.read_symmetric(offset, bytes, &mut held);
+                }
+            }
+        }
+        let result = touch(buffer);
+        drop(held);
+        result
     }
 
     /// If the last round by packets was of epoch `from`, goes on behind epoch `to`, which must be of the same half.
@@ -368,7 +391,10 @@ impl Communicator {
             priors::choose(bytes, world, placement, max_blocks),
             &|_, _| u32::MAX,
         )?;
-        let chunk_bytes = Packets::new(&self.group.layout).chunk_bytes(plan.algorithm).unwrap_or(plan.chunk_bytes);
+        let chunk_bytes = match Packets::new(&self.group.layout).chunk_bytes(plan.algorithm) {
+            Some(of_packets) => of_packets,
+            None => plan.chunk_bytes.min(priors::most_chunk_bytes(bytes, plan.algorithm)),
+        };
         Ok(Some(Plan { threads: 1, chunk_bytes, ..plan }))
     }
 

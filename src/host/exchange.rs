@@ -111,9 +111,11 @@ impl<'a> Exchange<'a> {
     ///
     /// As for [`Exchange::run`], where input and output are this rank's pieces of the heap at the offsets.
     unsafe fn direct<T: Element>(&self, share: &Range<u64>) -> Result<()> {
-        let entry = self.begin(Region::Flags, Phase::Entry);
-        self.exchange(&entry)?;
-        self.finish(entry);
+        if !self.group.skips(Phase::Entry) {
+            let entry = self.begin(Region::Flags, Phase::Entry);
+            self.exchange(&entry)?;
+            self.finish(entry);
+        }
         let two_shot = self.plan.algorithm == Algorithm::TwoShotDirect;
         let bytes = self.bytes_of(&if two_shot { self.part(share, self.rank) } else { share.clone() });
         let [from, to] = self.offsets.map(|offset| offset + bytes.start as u64);
@@ -143,9 +145,11 @@ impl<'a> Exchange<'a> {
         // SAFETY: as above; pieces are apart, start on lines, and parts on packs, and `isa` came from `Isa::widest`.
         unsafe { reduce::reduce::<T>(self.isa, self.op, &sources[..world as usize], &targets[..number], count) }
         drop(held);
-        let exit = self.begin(Region::Flags, Phase::Exit);
-        self.exchange(&exit)?;
-        self.finish(exit);
+        if !self.group.skips(Phase::Exit) {
+            let exit = self.begin(Region::Flags, Phase::Exit);
+            self.exchange(&exit)?;
+            self.finish(exit);
+        }
         Ok(())
     }
 
@@ -245,9 +249,7 @@ impl<'a> Exchange<'a> {
         // own part alone, and the whole input has been staged.
         unsafe {
             let staged = |peer| (peer, self.place(&scatter, 0, start + in_chunk));
-            self.reduce::<T>(&own, staged, |rank| {
-                (rank == self.rank).then(|| (rank, self.place(&gather, 0, next)))
-            });
+            self.reduce::<T>(&own, staged, |rank| (rank == self.rank).then(|| (rank, self.place(&gather, 0, next))));
         }
         self.finish(scatter);
         self.exchange(&gather)?;
@@ -329,6 +331,7 @@ impl<'a> Exchange<'a> {
                 continue;
             }
             self.group.segment(peer).store_flag(half, self.block, self.rank, flag, self.group.flag_order());
+            self.group.segment(peer).wake(self.block);
         }
         let (group, rank, block, phase) = (self.group, self.rank, self.block, round.phase);
         let wait = Wait { group, rank, block, phase, region: round.region, flag };

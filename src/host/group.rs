@@ -200,6 +200,16 @@ impl Group {
         false
     }
 
+    /// Whether a direct call goes on without this round.
+    pub(super) fn skips(&self, phase: crate::Phase) -> bool {
+        #[cfg(any(loom, shuttle))]
+        if self.fault == Fault::NoRound(phase) {
+            return true;
+        }
+        let _ = phase;
+        false
+    }
+
     /// The half of the words that a wait for round `epoch` looks at.
     pub(super) fn signal_half(&self, region: Region, epoch: u32) -> u32 {
         match region {
@@ -253,6 +263,9 @@ pub(super) enum Fault {
     /// The second round of a two-shot begins before the peers' headers of the first have come.
     #[cfg(any(loom, shuttle))]
     EarlySecondRound,
+    /// A direct call begins, or ends, without waiting for the peers.
+    #[cfg(any(loom, shuttle))]
+    NoRound(crate::Phase),
     /// Words that short messages don't reach keep their packets when the epoch wraps.
     #[cfg(any(loom, shuttle))]
     NoSweep,

@@ -7,6 +7,8 @@ mod group;
 #[cfg(all(test, loom))]
 mod loom_aborts;
 #[cfg(all(test, loom))]
+mod loom_direct;
+#[cfg(all(test, loom))]
 mod loom_packets;
 #[cfg(all(test, loom))]
 mod loom_rounds;

@@ -126,6 +126,7 @@ impl<'a> Exchange<'a> {
         let flag = Flag { epoch: round.epoch, hash: self.hash };
         let header = segment.signal(Region::Packets, round.half, self.block, self.rank);
         header.store(flag.word(), Ordering::Release);
+        segment.wake(self.block);
     }
 
     /// Waits until every peer has announced the round.

@@ -148,7 +148,8 @@ impl Packets {
     /// Where so many bytes of symmetric memory lie, behind everything else.
     pub(super) fn heap(&self, symmetric_bytes: usize) -> Range<u64> {
         const PAGE: u64 = 4096;
-        let start = if symmetric_bytes == 0 { self.segment_bytes() } else { self.segment_bytes().next_multiple_of(PAGE) };
+        let start =
+            if symmetric_bytes == 0 { self.segment_bytes() } else { self.segment_bytes().next_multiple_of(PAGE) };
         start..start.saturating_add(symmetric_bytes as u64)
     }
 

@@ -190,7 +190,8 @@ mod tests {
             }
             let block = &block;
             let result = pool.run(blocks, |index| Box::new(move || block(index)), || block(0));
-            let expected = if failing < blocks { Err(Error::PeerGone { rank: 0, peer: failing as usize }) } else { Ok(()) };
+            let expected =
+                if failing < blocks { Err(Error::PeerGone { rank: 0, peer: failing as usize }) } else { Ok(()) };
             assert_eq!(result, expected);
             assert_eq!(seen.into_inner(), (0..blocks).map(|block| 1 << (8 * block)).sum::<u32>());
         }

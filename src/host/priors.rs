@@ -26,6 +26,17 @@ const ONE_SHOT_BYTES_OF_ALL_RANKS: u64 = 256 << 10;
 /// reduced, which costs more lines that have to be fetched to be written.
 const DIRECT_ONE_SHOT_BYTES_OF_ALL_RANKS: u64 = 32 << 10;
 
+/// The longest message that a one-shot takes in chunks as long as its slots.
+const WHOLE_CHUNKS_BYTES: u64 = 2 << 20;
+/// Of longer ones, whose input is not in a cache: a chunk is read twice, for the peer and for the sum, and stays in the core's
+/// own cache between the two.
+const LONG_CHUNK_BYTES: u64 = 128 << 10;
+
+/// The most that goes in one chunk of a message of so many bytes.
+pub(super) fn most_chunk_bytes(bytes: u64, algorithm: Algorithm) -> u64 {
+    if algorithm == Algorithm::OneShot && bytes > WHOLE_CHUNKS_BYTES { LONG_CHUNK_BYTES } else { u64::MAX }
+}
+
 /// What a group has to choose from: `threads` of a rank.
 pub(super) fn choose(bytes: u64, world: u32, placement: Placement, threads: u32) -> Choice {
     let of_all_ranks = bytes.saturating_mul(world.into());

@@ -2,7 +2,7 @@
 
 use std::mem::offset_of;
 #[cfg(not(any(loom, shuttle)))]
-use std::os::fd::OwnedFd;
+use std::{os::fd::OwnedFd, time::Duration};
 
 use super::{
     packets::{Packets, Region},
@@ -166,6 +166,33 @@ impl Segment {
         self.abort().store(word, Ordering::Release);
     }
 
+    /// Sleeps until a peer hands over something to the owner's block, at most for so long. `is_there` looks whether one has.
+    /// For the owner's thread alone.
+    ///
+    /// The word that says so and the peer's flag are two, and nothing orders a peer's store of the one and its load of the
+    /// other, so a peer may miss that this thread sleeps. Then it sleeps to the end, which is why that is near; a fence in every
+    /// hand-over would cost short calls more.
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) fn sleep(&self, block: u32, at_most: Duration, is_there: impl FnOnce() -> bool) {
+        let sleeps = self.memory.word_32(sleeper_offset(block));
+        sleeps.store(1, Ordering::SeqCst);
+        if !is_there() {
+            self.memory.sleep(sleeper_offset(block), 1, at_most);
+        }
+        sleeps.store(0, Ordering::Relaxed);
+    }
+
+    /// Wakes the owner's block, if it sleeps: after something was handed over to it.
+    #[inline]
+    pub(super) fn wake(&self, block: u32) {
+        // The models have no time, and nobody sleeps there.
+        #[cfg(not(any(loom, shuttle)))]
+        if self.memory.word_32(sleeper_offset(block)).load(Ordering::Relaxed) != 0 {
+            self.memory.wake(sleeper_offset(block));
+        }
+        let _ = block;
+    }
+
     /// `writer`'s flag of a half, which for packets is the header of its slot. Waits poll it; `writer` alone stores it.
     pub(super) fn signal(&self, region: Region, half: u32, block: u32, writer: u32) -> &AtomicU64 {
         // In a peer's segment a signal is only written.
@@ -304,11 +331,23 @@ fn call_offset(index: usize) -> u64 {
 }
 
 /// The record lies behind what both backends have in their control.
-fn record_offset(index: usize) -> u64 {
+const fn record_offset(index: usize) -> u64 {
     const END: usize = size_of::<peersum_control>() + record::WORDS * size_of::<u64>();
     const { assert!(END <= PEERSUM_CONTROL_BYTES as usize) };
     debug_assert!(index < record::WORDS);
     (size_of::<peersum_control>() + index * size_of::<u64>()) as u64
+}
+
+/// Whether a block sleeps, on a line of its own: peers look at it in each round.
+#[cfg(not(any(loom, shuttle)))]
+fn sleeper_offset(block: u32) -> u64 {
+    const START: u32 = 512;
+    const EACH: u32 = 64;
+    const {
+        assert!(record_offset(record::WORDS - 1) + 8 <= START as u64);
+        assert!(START + super::priors::MAX_BLOCKS * EACH <= PEERSUM_CONTROL_BYTES);
+    }
+    u64::from(START + block * EACH)
 }
 
 /// Where the words of 8 bytes of the control lie that this backend uses.

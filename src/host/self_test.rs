@@ -93,8 +93,8 @@ pub(super) fn run(communicator: &mut Communicator, options: &Options, seat: &mut
     Ok(())
 }
 
-/// Every algorithm with one element, some, and so many that each line of both halves of the staging is used: a
-/// one-shot's chunks take turns, a two-shot's take both.
+/// Every algorithm with one element, some, and so many that each line of both halves of the staging is used: chunks take
+/// turns, and a two-shot's parts fill half a slot.
 fn calls(communicator: &mut Communicator) -> Result<Vec<Call>> {
     let mut calls = Vec::new();
     for algorithm in super::ALGORITHMS {
@@ -102,8 +102,7 @@ fn calls(communicator: &mut Communicator) -> Result<Vec<Call>> {
         let plan = |count| Ok::<_, Error>(communicator.plan(count, DType::F32)?.map(|plan| Call { plan, count }));
         let Some(Call { plan: Plan { chunk_bytes, .. }, .. }) = plan(1)? else { continue };
         let blocks = communicator.group().layout.max_blocks as usize;
-        let chunks = if algorithm.rounds() == 1 { 2 } else { 1 } * blocks;
-        let long = chunks * chunk_bytes as usize / size_of::<f32>() + ODD;
+        let long = 2 * blocks * chunk_bytes as usize / size_of::<f32>() + ODD;
         for count in [1, 1000, long] {
             calls.extend(plan(count)?);
         }

@@ -51,7 +51,11 @@ impl<T: Element> SymmetricBuffer<T> {
         // segment. Zeros are elements of all types.
         unsafe { at.as_ptr().write_bytes(0, count) };
         let (heap, group) = (heap.clone(), group.clone());
-        Some(SymmetricBuffer { home: Home::Symmetric { at, piece, rank, heap, group }, count, lent: AtomicBool::new(false) })
+        Some(SymmetricBuffer {
+            home: Home::Symmetric { at, piece, rank, heap, group },
+            count,
+            lent: AtomicBool::new(false),
+        })
     }
 
     /// Where it lies in the segment of this rank of this group, if it does.

@@ -18,6 +18,11 @@ const SPINS: u32 = if cfg!(shuttle) { 2 } else { 100 };
 /// Yields between two looks at the abort word and the clock.
 const YIELDS: u32 = if cfg!(shuttle) { 2 } else { 16 };
 
+/// How long a thread polls and yields before it sleeps. A sleep and a wake are some 10 µs; who has waited for as long as this
+/// may wait for much longer.
+#[cfg(not(any(loom, shuttle)))]
+const AWAKE: Duration = Duration::from_millis(1);
+
 /// Between two looks at whether the peer's process still is, which is a system call.
 const LIFE: Duration = Duration::from_micros(500);
 
@@ -114,6 +119,12 @@ impl Wait<'_> {
             }
             if let Some(error) = lost {
                 return Err(self.group.give_up(self.rank, error));
+            }
+            #[cfg(not(any(loom, shuttle)))]
+            if waited >= AWAKE && waited < self.group.timeout {
+                let at_most = LIFE.min(self.group.timeout - waited);
+                let is_there = || poll().unwrap_or(true) || self.group.check(self.rank).is_err();
+                self.group.segment(self.rank).sleep(self.block, at_most, is_there);
             }
             if waited >= self.group.timeout {
                 return Err(self.group.give_up(

@@ -592,7 +592,11 @@ mod tests {
                         let target = Target { to: to[at..].as_mut_ptr(), stores };
                         // SAFETY: `isa` is available, and both vectors have so many bytes from there on.
                         unsafe { copy(isa, from[skip..].as_ptr(), target, bytes) };
-                        assert_eq!(to[at..at + bytes], from[skip..skip + bytes], "{isa:?}, {stores:?}, {bytes} at {at}");
+                        assert_eq!(
+                            to[at..at + bytes],
+                            from[skip..skip + bytes],
+                            "{isa:?}, {stores:?}, {bytes} at {at}"
+                        );
                         assert!(to[..at].iter().chain(&to[at + bytes..]).all(|&byte| byte == 0));
                     }
                 }

@@ -1,10 +1,8 @@
 //! A segment's memory as it ships: a shared mapping.
 
-use std::{
-    fs as files,
-    os::fd::OwnedFd,
-    ptr::NonNull,
-};
+use std::{fs as files, os::fd::OwnedFd, ptr::NonNull, time::Duration};
+
+use rustix::thread::{Timespec, futex};
 
 use super::{AtomicU32, AtomicU64};
 use crate::{
@@ -83,6 +81,18 @@ impl Memory {
         assert!(word.is_aligned());
         // SAFETY: as in `word_32`, for flag words.
         unsafe { word.as_ref() }
+    }
+
+    /// Sleeps while the control word at `offset` is `word`, at most for so long. It may also return for no reason.
+    pub(in crate::host) fn sleep(&self, offset: u64, word: u32, at_most: Duration) {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: at_most.subsec_nanos().into() };
+        // Whatever ends it, whoever sleeps looks again. Ranks may be processes, so the word is not private to this one.
+        let _ = futex::wait(self.word_32(offset), futex::Flags::empty(), word, Some(&timeout));
+    }
+
+    /// Wakes who sleeps on the control word at `offset`.
+    pub(in crate::host) fn wake(&self, offset: u64) {
+        let _ = futex::wake(self.word_32(offset), futex::Flags::empty(), u32::MAX >> 1);
     }
 
     /// The `count` words from `offset` on, which must be packets of one slot.
