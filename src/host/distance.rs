@@ -95,7 +95,7 @@ mod tests {
         let distances = Distances::new(3, HostStores::Probed);
         assert_eq!(distances.stores(1), Stores::Cached);
         assert_eq!(noted(&distances, 1, [250]), Stores::Streaming);
-        assert_eq!(noted(&distances, 1, [50; 15]), Stores::Cached);
+        assert_eq!(noted(&distances, 1, [50; 40]), Stores::Cached);
         assert_eq!(noted(&distances, 1, [u64::MAX]), Stores::Cached, "an interrupt");
         assert_eq!(noted(&distances, 1, [50, 130, 90, 60]), Stores::Cached);
         assert_eq!(noted(&distances, 1, [160; 15]), Stores::Streaming);
