@@ -1,15 +1,17 @@
-//! Times the host backend as MPI libraries are timed: the same hot buffers for every call, the input never rewritten, and
-//! the slowest rank's time over calls back to back. Prints a row of CSV for each cell and each placement of the cores seen:
+//! Times the host backend as MPI libraries are timed: the same hot buffers for every call, the input never rewritten,
+//! and the slowest rank's time over calls back to back. Prints a row of CSV for each cell and each placement of the
+//! cores seen:
 //!
 //! ```text
 //! host_rows [--quick] [REPETITIONS]
 //! system,ranks,dtype,bytes,placement,median_us,min_us,repetitions,wrong
 //! ```
 //!
-//! Ranks are processes, each on a core of its own if there are two, and in rows named `_threads` threads of one process.
-//! A virtual machine may move its cores under way between sharing a cache (`near`: a flag goes there and back in some
-//! 110 ns) and not (`far`: 530 ns). So that is probed before and after each repetition, and one that saw both, or that other
-//! processes disturbed, is left out. In place, the sums go on to infinity after the first call, which is checked.
+//! Ranks are processes, each on a core of its own if there are two, and in rows named `_threads` threads of one
+//! process. A virtual machine may move its cores under way between sharing a cache (`near`: a flag goes there and back
+//! in some 110 ns) and not (`far`: 530 ns). So that is probed before and after each repetition, and one that saw both,
+//! or that other processes disturbed, is left out. In place, the sums go on to infinity after the first call, which is
+//! checked.
 
 use std::{
     error::Error,

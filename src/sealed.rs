@@ -13,8 +13,8 @@ use rustix::{
 
 use crate::{Error, Result};
 
-/// A shared mapping of whole pages, zeroed at first. It has no name, and the system frees it with the last process that has
-/// it or its descriptor.
+/// A shared mapping of whole pages, zeroed at first. It has no name, and the system frees it with the last process that
+/// has it or its descriptor.
 #[derive(Debug)]
 pub(crate) struct Sealed {
     base: NonNull<u8>,
@@ -34,7 +34,8 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 impl Sealed {
     /// Such memory of at least so many bytes, and the descriptor by which other processes [open](Sealed::open) it. The
-    /// pages are reserved here, so that a machine without room for them answers with an error now and not with SIGBUS later.
+    /// pages are reserved here, so that a machine without room for them answers with an error now and not with SIGBUS
+    /// later.
     pub(crate) fn create(bytes: u64) -> Result<(Sealed, OwnedFd)> {
         let bytes = pages(bytes)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -56,8 +57,8 @@ impl Sealed {
         Ok((memory, file))
     }
 
-    /// Takes huge pages for it where the system has them for shared memory that asks (`shmem_enabled` is `advise`), and none
-    /// if it hasn't. The thread that calls this is the first to touch them, so they are near to it.
+    /// Takes huge pages for it where the system has them for shared memory that asks (`shmem_enabled` is `advise`), and
+    /// none if it hasn't. The thread that calls this is the first to touch them, so they are near to it.
     ///
     /// Those of hugetlbfs are not taken: they are few, and were set aside for somebody.
     fn take_huge_pages(&self) {
@@ -74,8 +75,8 @@ impl Sealed {
         }
     }
 
-    /// The memory of another process, of the pages that so many bytes need. What could shrink under this process, and end it
-    /// by SIGBUS, is refused, as is what has another size.
+    /// The memory of another process, of the pages that so many bytes need. What could shrink under this process, and
+    /// end it by SIGBUS, is refused, as is what has another size.
     pub(crate) fn open(bytes: u64, file: &OwnedFd) -> Result<Sealed> {
         let bytes = pages(bytes)?;
         let refused = |reason: String| Error::System { call: "opening a peer's segment", reason };

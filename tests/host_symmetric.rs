@@ -25,7 +25,8 @@ fn filled<T: Value>(communicator: &Communicator, values: &[T]) -> SymmetricBuffe
     buffer
 }
 
-/// Every reduction, type and number of ranks, by every algorithm that is given such tensors, and by stores of both kinds.
+/// Every reduction, type and number of ranks, by every algorithm that is given such tensors, and by stores of both
+/// kinds.
 #[test]
 fn every_reduction_gives_the_references_bits() {
     fn all<T: Value>() {
@@ -151,7 +152,8 @@ fn tensors_at_different_places_are_a_mismatch() {
     assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
 }
 
-/// A late peer may still write what was lent to it, so a buffer leaves it when its call fails; and it is not used again.
+/// A late peer may still write what was lent to it, so a buffer leaves it when its call fails; and it is not used
+/// again.
 #[test]
 fn a_failed_call_leaves_zeros_in_other_memory() {
     let mut ranks = group(2, &options().timeout(Duration::from_millis(20)));

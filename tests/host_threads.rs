@@ -51,8 +51,8 @@ fn ranks_of_one_to_four_threads_give_the_references_bits() {
     all::<bf16>();
 }
 
-/// A message so long that the output goes past the caches, by ranks that hand over in different ways: the kind of stores is
-/// each rank's own business, which a rank that is a process may show.
+/// A message so long that the output goes past the caches, by ranks that hand over in different ways: the kind of
+/// stores is each rank's own business, which a rank that is a process may show.
 #[test]
 fn long_messages_by_either_kind_of_stores_are_exact() {
     fn all<T: Value>() {

@@ -59,9 +59,10 @@ impl Communicator {
     /// at most (300 KiB with 128 ranks); the memory is reserved here, as is [`Options::symmetric_bytes`].
     ///
     /// [`Options::blocks`] is the number of threads of a rank, 1 where not set and 32 at most: the one that calls, and
-    /// others of the communicator's own, which share long messages with it, each talking to its like of the other ranks.
-    /// They sleep between calls that don't follow each other within some microseconds, and end when the communicator is
-    /// dropped. They run wherever the thread that calls this may. [`Options::threads`] has no effect.
+    /// others of the communicator's own, which share long messages with it, each talking to its like of the other
+    /// ranks. They sleep between calls that don't follow each other within some microseconds, and end when the
+    /// communicator is dropped. They run wherever the thread that calls this may. [`Options::threads`] has no
+    /// effect.
     ///
     /// There is no [self-test](Options::self_test): all ranks use one and the same mapping, so there is none of a
     /// peer's memory that could lead elsewhere.
@@ -277,10 +278,12 @@ impl Communicator {
         unsafe { self.all_reduce_at(input.as_ptr(), output.as_mut_ptr(), input.len(), op, plan, [0; 2]) }
     }
 
-    /// A tensor of `count` zeros in this rank's symmetric memory, of which [`Options::symmetric_bytes`] says how much there is.
+    /// A tensor of `count` zeros in this rank's symmetric memory, of which [`Options::symmetric_bytes`] says how much
+    /// there is.
     ///
-    /// Every rank must make, and drop, the same ones in the same order: then all lie at the same places, and ranks know where
-    /// their peers' are with no word between them. Where they don't, a call with them is an [`Error::Mismatch`].
+    /// Every rank must make, and drop, the same ones in the same order: then all lie at the same places, and ranks know
+    /// where their peers' are with no word between them. Where they don't, a call with them is an
+    /// [`Error::Mismatch`].
     ///
     /// # Errors
     ///
@@ -298,8 +301,8 @@ impl Communicator {
         })
     }
 
-    /// As [`Communicator::all_reduce_in_place`], of a tensor in symmetric memory: each rank reduces its part of all ranks'
-    /// tensors where they are, and writes it to all of them.
+    /// As [`Communicator::all_reduce_in_place`], of a tensor in symmetric memory: each rank reduces its part of all
+    /// ranks' tensors where they are, and writes it to all of them.
     ///
     /// # Errors
     ///
@@ -315,8 +318,8 @@ impl Communicator {
         let plan = self.plan_at(Placement::SymmetricInPlace, buffer.len(), T::DTYPE)?;
         self.check()?;
         let (address, count) = (buffer.address().cast_mut(), buffer.len());
-        // SAFETY: the buffer is this call's alone, but for what peers do in the same call; if they may still after it, the
-        // buffer leaves its memory.
+        // SAFETY: the buffer is this call's alone, but for what peers do in the same call; if they may still after it,
+        // the buffer leaves its memory.
         let result = unsafe { self.all_reduce_at(address, address, count, op, plan, [offset; 2]) };
         if result.is_err() {
             buffer.leave();
@@ -324,8 +327,8 @@ impl Communicator {
         result
     }
 
-    /// As [`Communicator::all_reduce`], of tensors in symmetric memory: each rank reads all ranks' inputs where they are, and of
-    /// long messages only its part of them, which it writes to all ranks' outputs.
+    /// As [`Communicator::all_reduce`], of tensors in symmetric memory: each rank reads all ranks' inputs where they
+    /// are, and of long messages only its part of them, which it writes to all ranks' outputs.
     ///
     /// # Errors
     ///
@@ -437,8 +440,8 @@ impl Communicator {
     /// # Safety
     ///
     /// `input` is readable and `output` writable for `count` elements, both aligned to `T`, with no other thread there;
-    /// they are the same or apart. The plan is for so many, and if it is direct they lie at these offsets of this rank's
-    /// segment, where peers may touch them in this call, and if it fails after it.
+    /// they are the same or apart. The plan is for so many, and if it is direct they lie at these offsets of this
+    /// rank's segment, where peers may touch them in this call, and if it fails after it.
     unsafe fn all_reduce_at<T: Element>(
         &mut self,
         input: *const T,

@@ -1,12 +1,13 @@
 //! How far away a rank's peers are, which decides by which stores it hands them its data.
 //!
-//! Two cores that share a cache hand lines over in it, and stores past the caches would cost two to three times as much.
-//! Between two that don't, each line that a store has to fetch from the other core's cache costs more than a way over
-//! memory (docs/measurements.md). A virtual machine's cores move between the two under way, and nobody tells the guest.
+//! Two cores that share a cache hand lines over in it, and stores past the caches would cost two to three times as
+//! much. Between two that don't, each line that a store has to fetch from the other core's cache costs more than a way
+//! over memory (docs/measurements.md). A virtual machine's cores move between the two under way, and nobody tells the
+//! guest.
 //!
 //! So a rank times how long the load takes that finds a peer's flag: the line comes from the cache of the core that
-//! has just written it. That is done in a few rounds of many, costs two looks at the clock, and asks nothing of the peer. The
-//! kind of stores is the writer's own business, and ranks need not agree.
+//! has just written it. That is done in a few rounds of many, costs two looks at the clock, and asks nothing of the
+//! peer. The kind of stores is the writer's own business, and ranks need not agree.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
@@ -16,8 +17,8 @@ use std::{
 use super::reduce::Stores;
 use crate::options::HostStores;
 
-/// From here on a peer is far. A line comes in some 40 to 80 ns from a core that shares a cache, and in 140 to 260 from one
-/// that doesn't, the clock included; the two directions differ, as do the lines' homes.
+/// From here on a peer is far. A line comes in some 40 to 80 ns from a core that shares a cache, and in 140 to 260 from
+/// one that doesn't, the clock included; the two directions differ, as do the lines' homes.
 const FAR_NS: u32 = 105;
 /// What a longer time counts as.
 const MOST_NS: u32 = 300;

@@ -42,8 +42,8 @@ pub(super) struct Exchange<'a> {
     pub(super) offsets: [u64; 2],
 }
 
-// SAFETY: the addresses are the call's, whose caller vouches that no other thread touches what is there; its blocks touch
-// shares that are apart. The rest is made to be shared.
+// SAFETY: the addresses are the call's, whose caller vouches that no other thread touches what is there; its blocks
+// touch shares that are apart. The rest is made to be shared.
 unsafe impl Send for Exchange<'_> {}
 
 /// A round that has begun: its half may be written.
@@ -57,9 +57,9 @@ pub(super) struct Round {
 impl Round {
     /// Where in `room` bytes of the round's half the `bytes` of this round go.
     ///
-    /// Any place of the half will do, since nobody reads any of it by now. They take turns, so that a line is not written
-    /// again before the caches nearest to the cores have let go of it: it costs some three times as much to get it out of
-    /// another core's than from the cache that both share (docs/measurements.md).
+    /// Any place of the half will do, since nobody reads any of it by now. They take turns, so that a line is not
+    /// written again before the caches nearest to the cores have let go of it: it costs some three times as much to
+    /// get it out of another core's than from the cache that both share (docs/measurements.md).
     fn turn(&self, bytes: usize, room: u64) -> u64 {
         let stride = (bytes as u64).clamp(1, room).next_multiple_of(LINE_BYTES);
         u64::from(self.epoch >> 1) % (room / stride).max(1) * stride
@@ -101,11 +101,12 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Without staging: between two rounds that hand over nothing but the flags, which are an entry, after which all inputs
-    /// are there and all outputs may be written, and an exit, after which they are their callers' again.
+    /// Without staging: between two rounds that hand over nothing but the flags, which are an entry, after which all
+    /// inputs are there and all outputs may be written, and an exit, after which they are their callers' again.
     ///
-    /// Peers find input and output at the same offsets, which are in the call's hash. Every element of every rank's memory
-    /// is written by one rank: its owner, or who reduces its part. In place, that rank is also the only one to read it.
+    /// Peers find input and output at the same offsets, which are in the call's hash. Every element of every rank's
+    /// memory is written by one rank: its owner, or who reduces its part. In place, that rank is also the only one
+    /// to read it.
     ///
     /// # Safety
     ///
@@ -245,8 +246,8 @@ impl<'a> Exchange<'a> {
         let gather = self.round_after(scatter.epoch, Region::Flags, Phase::AllGather);
         let next = gather.turn(part, self.half_bytes());
         let in_chunk = (own.start - whole.start) as u64;
-        // SAFETY: as in `one_shot_pull`, and as in `two_shot` for the second round. In place, this overwrites this rank's
-        // own part alone, and the whole input has been staged.
+        // SAFETY: as in `one_shot_pull`, and as in `two_shot` for the second round. In place, this overwrites this
+        // rank's own part alone, and the whole input has been staged.
         unsafe {
             let staged = |peer| (peer, self.place(&scatter, 0, start + in_chunk));
             self.reduce::<T>(&own, staged, |rank| (rank == self.rank).then(|| (rank, self.place(&gather, 0, next))));
@@ -343,8 +344,8 @@ impl<'a> Exchange<'a> {
         self.own().set_epoch(round.region, self.block, round.epoch);
     }
 
-    /// Reduces `bytes` of all ranks to the output and to every place that `also` names: this rank's from its input, which
-    /// is in its cache, the others' from where `peer` says. Places are in the segment of a rank.
+    /// Reduces `bytes` of all ranks to the output and to every place that `also` names: this rank's from its input,
+    /// which is in its cache, the others' from where `peer` says. Places are in the segment of a rank.
     ///
     /// # Safety
     ///
@@ -388,8 +389,8 @@ impl<'a> Exchange<'a> {
         }
         let count = bytes.len() / size_of::<T>();
         // SAFETY: the caller vouches for the ranges; input and output are the same or apart and segments are apart from
-        // both, as are the places from each other; `isa` came from `Isa::widest`. Slots start on lines and parts on packs,
-        // so all is aligned.
+        // both, as are the places from each other; `isa` came from `Isa::widest`. Slots start on lines and parts on
+        // packs, so all is aligned.
         unsafe { reduce::reduce::<T>(self.isa, self.op, &sources[..world], &targets[..number], count) }
     }
 

@@ -139,8 +139,8 @@ impl Group {
 
     /// Ends the group because rank `rank` gave up. Returns what ended it, which is another error if another was first.
     ///
-    /// For that rank's threads alone, which are in no call afterwards. The first says why; whoever comes after it finds the
-    /// record whole.
+    /// For that rank's threads alone, which are in no call afterwards. The first says why; whoever comes after it finds
+    /// the record whole.
     #[cold]
     pub(super) fn give_up(&self, rank: u32, error: Error) -> Error {
         let mut gave_up = self.gave_up[rank as usize].lock().unwrap_or_else(PoisonError::into_inner);

@@ -210,8 +210,8 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Reduces `bytes` of all ranks to the output piece by piece, as the peers' packets come. Calls `done` with each piece
-    /// that is written.
+    /// Reduces `bytes` of all ranks to the output piece by piece, as the peers' packets come. Calls `done` with each
+    /// piece that is written.
     ///
     /// # Safety
     ///
@@ -239,8 +239,8 @@ impl<'a> Exchange<'a> {
                 }
             }
             // SAFETY: the caller vouches for the range; input and output are the same or apart and the scratch is apart
-            // from both, with room for as much and just written; `isa` came from `Isa::widest`. Pieces start on packets, so
-            // all is aligned.
+            // from both, with room for as much and just written; `isa` came from `Isa::widest`. Pieces start on
+            // packets, so all is aligned.
             unsafe {
                 sources[self.rank as usize] = self.input.add(start);
                 let count = piece.len() / size_of::<T>();

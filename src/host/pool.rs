@@ -13,8 +13,8 @@ use std::{
 
 use crate::{Error, Result};
 
-/// How long a thread looks for its next job before it sleeps. Layers of a network follow each other within this; between
-/// steps the cores are the engine's own.
+/// How long a thread looks for its next job before it sleeps. Layers of a network follow each other within this;
+/// between steps the cores are the engine's own.
 const AWAKE: Duration = Duration::from_micros(20);
 
 /// What a thread is to do once.

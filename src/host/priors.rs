@@ -19,17 +19,18 @@ pub(super) const STREAMED_OUTPUT_BYTES: u64 = 4 << 20;
 /// Packets are never chosen: twice the bytes cost more than the flag's line that they save, at every size
 /// (docs/measurements.md).
 ///
-/// Among more than two, a one-shot reads the message once for each rank, so it hands over the earlier the more there are: at
-/// 64 KiB with four. Pulling copies it once and not once for each peer. Between two ranks all algorithms move the same bytes.
+/// Among more than two, a one-shot reads the message once for each rank, so it hands over the earlier the more there
+/// are: at 64 KiB with four. Pulling copies it once and not once for each peer. Between two ranks all algorithms move
+/// the same bytes.
 const ONE_SHOT_BYTES_OF_ALL_RANKS: u64 = 256 << 10;
-/// Of tensors in symmetric memory, a one-shot fetches the peers' inputs once for each rank, and a two-shot hands over what is
-/// reduced, which costs more lines that have to be fetched to be written.
+/// Of tensors in symmetric memory, a one-shot fetches the peers' inputs once for each rank, and a two-shot hands over
+/// what is reduced, which costs more lines that have to be fetched to be written.
 const DIRECT_ONE_SHOT_BYTES_OF_ALL_RANKS: u64 = 32 << 10;
 
 /// The longest message that a one-shot takes in chunks as long as its slots.
 const WHOLE_CHUNKS_BYTES: u64 = 2 << 20;
-/// Of longer ones, whose input is not in a cache: a chunk is read twice, for the peer and for the sum, and stays in the core's
-/// own cache between the two.
+/// Of longer ones, whose input is not in a cache: a chunk is read twice, for the peer and for the sum, and stays in the
+/// core's own cache between the two.
 const LONG_CHUNK_BYTES: u64 = 128 << 10;
 
 /// The most that goes in one chunk of a message of so many bytes.

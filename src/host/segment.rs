@@ -166,12 +166,12 @@ impl Segment {
         self.abort().store(word, Ordering::Release);
     }
 
-    /// Sleeps until a peer hands over something to the owner's block, at most for so long. `is_there` looks whether one has.
-    /// For the owner's thread alone.
+    /// Sleeps until a peer hands over something to the owner's block, at most for so long. `is_there` looks whether one
+    /// has. For the owner's thread alone.
     ///
-    /// The word that says so and the peer's flag are two, and nothing orders a peer's store of the one and its load of the
-    /// other, so a peer may miss that this thread sleeps. Then it sleeps to the end, which is why that is near; a fence in every
-    /// hand-over would cost short calls more.
+    /// The word that says so and the peer's flag are two, and nothing orders a peer's store of the one and its load of
+    /// the other, so a peer may miss that this thread sleeps. Then it sleeps to the end, which is why that is near;
+    /// a fence in every hand-over would cost short calls more.
     #[cfg(not(any(loom, shuttle)))]
     pub(super) fn sleep(&self, block: u32, at_most: Duration, is_there: impl FnOnce() -> bool) {
         let sleeps = self.memory.word_32(sleeper_offset(block));
@@ -242,8 +242,8 @@ impl Segment {
     ///
     /// # Safety
     ///
-    /// The target is writable for `bytes` bytes, `isa` is available, and nobody writes the slot meanwhile, as the protocol
-    /// has it.
+    /// The target is writable for `bytes` bytes, `isa` is available, and nobody writes the slot meanwhile, as the
+    /// protocol has it.
     pub(super) unsafe fn copy_out(&self, at: Place, target: Target, bytes: usize, isa: Isa) {
         // SAFETY: slots are apart from the words; the caller vouches for the rest.
         unsafe { self.memory.copy_out(self.offset(at), target, bytes, isa) }

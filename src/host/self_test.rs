@@ -93,8 +93,8 @@ pub(super) fn run(communicator: &mut Communicator, options: &Options, seat: &mut
     Ok(())
 }
 
-/// Every algorithm with one element, some, and so many that each line of both halves of the staging is used: chunks take
-/// turns, and a two-shot's parts fill half a slot.
+/// Every algorithm with one element, some, and so many that each line of both halves of the staging is used: chunks
+/// take turns, and a two-shot's parts fill half a slot.
 fn calls(communicator: &mut Communicator) -> Result<Vec<Call>> {
     let mut calls = Vec::new();
     for algorithm in super::ALGORITHMS {

@@ -15,15 +15,15 @@ use super::group::Group;
 use crate::{Element, heap::Heap};
 
 /// A tensor in a rank's symmetric memory, from
-/// [`Communicator::symmetric_buffer`](super::Communicator::symmetric_buffer): peers read and write it where it is, with no copy
-/// through staging. Between calls it is a slice of the caller's alone.
+/// [`Communicator::symmetric_buffer`](super::Communicator::symmetric_buffer): peers read and write it where it is, with
+/// no copy through staging. Between calls it is a slice of the caller's alone.
 ///
 /// # When a call with it fails
 ///
-/// A peer that is late may still be in the call that this rank has given up, and touch the memory that was lent to it. So
-/// a buffer that was to be written is given other memory then, all zeros: what it held is lost. One that was only read keeps
-/// what it holds, and moves to other memory when it is next written. Neither serves in further calls, which the group would
-/// refuse anyway.
+/// A peer that is late may still be in the call that this rank has given up, and touch the memory that was lent to it.
+/// So a buffer that was to be written is given other memory then, all zeros: what it held is lost. One that was only
+/// read keeps what it holds, and moves to other memory when it is next written. Neither serves in further calls, which
+/// the group would refuse anyway.
 pub struct SymmetricBuffer<T: Element> {
     home: Home<T>,
     count: usize,
@@ -36,8 +36,8 @@ enum Home<T> {
     Own(Vec<T>),
 }
 
-// SAFETY: the memory is this buffer's alone, but in calls, which order what they do with it; where it lies does not depend
-// on the thread, and the elements are plain data.
+// SAFETY: the memory is this buffer's alone, but in calls, which order what they do with it; where it lies does not
+// depend on the thread, and the elements are plain data.
 unsafe impl<T: Element> Send for SymmetricBuffer<T> {}
 // SAFETY: shared references only read.
 unsafe impl<T: Element> Sync for SymmetricBuffer<T> {}
@@ -47,8 +47,8 @@ impl<T: Element> SymmetricBuffer<T> {
     pub(super) fn new(count: usize, bytes: usize, rank: u32, heap: &Arc<Heap>, group: &Arc<Group>) -> Option<Self> {
         let piece = heap.take(bytes as u64)?;
         let at = NonNull::new(group.segment(rank).symmetric(piece.start).cast::<T>())?;
-        // SAFETY: the piece is this buffer's from here on, and has room; its start is a multiple of 256 in a page-aligned
-        // segment. Zeros are elements of all types.
+        // SAFETY: the piece is this buffer's from here on, and has room; its start is a multiple of 256 in a
+        // page-aligned segment. Zeros are elements of all types.
         unsafe { at.as_ptr().write_bytes(0, count) };
         let (heap, group) = (heap.clone(), group.clone());
         Some(SymmetricBuffer {
@@ -99,8 +99,9 @@ impl<T: Element> Deref for SymmetricBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the piece or the vector has so many elements, which were written. Nobody writes them: the owner has no
-        // `&mut` now, and peers write in calls alone, which hold one; if such a call failed they write other memory.
+        // SAFETY: the piece or the vector has so many elements, which were written. Nobody writes them: the owner has
+        // no `&mut` now, and peers write in calls alone, which hold one; if such a call failed they write other
+        // memory.
         unsafe { slice::from_raw_parts(self.address(), self.count) }
     }
 }

@@ -18,8 +18,8 @@ const SPINS: u32 = if cfg!(shuttle) { 2 } else { 100 };
 /// Yields between two looks at the abort word and the clock.
 const YIELDS: u32 = if cfg!(shuttle) { 2 } else { 16 };
 
-/// How long a thread polls and yields before it sleeps. A sleep and a wake are some 10 µs; who has waited for as long as this
-/// may wait for much longer.
+/// How long a thread polls and yields before it sleeps. A sleep and a wake are some 10 µs; who has waited for as long
+/// as this may wait for much longer.
 #[cfg(not(any(loom, shuttle)))]
 const AWAKE: Duration = Duration::from_millis(1);
 

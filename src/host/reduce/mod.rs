@@ -1,12 +1,12 @@
 //! The reduction of N sources to one, in f32 and in rank order, with one rounding; and the copies beside it.
 //!
 //! One loop, generic over the vector ([`Vector`]), the element type and the reduction ([`Fold`]); `portable`, `x86` and
-//! `aarch64` bring the vectors. All vectors give the same bits: every step is one IEEE operation, or integer arithmetic,
-//! per element. A result that is NaN is always the same NaN, since which of two payloads an addition keeps is up to the
-//! instruction and the order of its operands, which the compiler may swap in one loop and not in another.
+//! `aarch64` bring the vectors. All vectors give the same bits: every step is one IEEE operation, or integer
+//! arithmetic, per element. A result that is NaN is always the same NaN, since which of two payloads an addition keeps
+//! is up to the instruction and the order of its operands, which the compiler may swap in one loop and not in another.
 //!
-//! A loop can write its result to several places at once, so that what goes to the caller and to peers is not read again,
-//! and by stores that pass the caches by ([`Stores`]).
+//! A loop can write its result to several places at once, so that what goes to the caller and to peers is not read
+//! again, and by stores that pass the caches by ([`Stores`]).
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -113,7 +113,8 @@ struct Scratch(MaybeUninit<[u8; SCRATCH_BYTES]>);
 /// # Safety
 ///
 /// `isa` is available. Every source is readable and every target writable for `count` elements of `T`, aligned to `T`.
-/// The targets are apart from each other, and each is one of the sources or apart from them. There is one of each at least.
+/// The targets are apart from each other, and each is one of the sources or apart from them. There is one of each at
+/// least.
 pub(super) unsafe fn reduce<T: Element>(
     isa: Isa,
     op: ReduceOp,
@@ -244,8 +245,8 @@ impl Places<'_> {
 
 /// Some f32 lanes, and how they come from memory and go there. Which lane has which element is the vector's own affair.
 ///
-/// Every method is unsafe: it may only run where the vector's instructions are available. They are inlined into a function
-/// that has them enabled.
+/// Every method is unsafe: it may only run where the vector's instructions are available. They are inlined into a
+/// function that has them enabled.
 trait Vector: Copy {
     /// The number of elements.
     const LANES: usize;
@@ -360,8 +361,8 @@ unsafe fn by_number<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targe
 /// As for [`by_op`].
 #[inline(always)]
 unsafe fn all<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targets: &[Target], count: usize) {
-    // SAFETY: every access lies below `count`; the caller's promises are handed on. Vectors of T go to multiples of their
-    // bytes, which divide a line, once the targets start on one.
+    // SAFETY: every access lies below `count`; the caller's promises are handed on. Vectors of T go to multiples of
+    // their bytes, which divide a line, once the targets start on one.
     unsafe {
         let mut start = 0;
         if count * size_of::<T>() >= ALIGN_FROM_BYTES {
@@ -395,13 +396,13 @@ unsafe fn all<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targets: &[
     }
 }
 
-/// Reduces the elements of `WIDTH` vectors, from `start` on. All is loaded before anything is stored, so a target may be
-/// one of the sources.
+/// Reduces the elements of `WIDTH` vectors, from `start` on. All is loaded before anything is stored, so a target may
+/// be one of the sources.
 ///
 /// # Safety
 ///
-/// As for [`by_op`], with `start + WIDTH * V::LANES <= count`. If it is `ALIGNED`, targets are at multiples of the bytes
-/// of a vector there.
+/// As for [`by_op`], with `start + WIDTH * V::LANES <= count`. If it is `ALIGNED`, targets are at multiples of the
+/// bytes of a vector there.
 #[inline(always)]
 unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize, const ALIGNED: bool>(
     sources: &[*const u8],
@@ -604,8 +605,8 @@ mod tests {
         }
     }
 
-    /// Sums of two 16-bit numbers round as `half` does, on ties, carries, overflows and subnormals. A NaN is `half`'s of the
-    /// canonical one.
+    /// Sums of two 16-bit numbers round as `half` does, on ties, carries, overflows and subnormals. A NaN is `half`'s
+    /// of the canonical one.
     #[test]
     fn sums_round_as_half_does() {
         fn all<T: Element>(of_bits: impl Fn(u32) -> T) {

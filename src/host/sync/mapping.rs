@@ -17,10 +17,10 @@ use crate::{
 
 /// The memory of one segment: zeroed, page-aligned, whole pages.
 ///
-/// Offsets are a [`Layout`]'s, those of the [`Packets`] behind it, and those of the heap behind them. The atomics may be used by any thread at any
-/// time; the payload's methods are unsafe, since only the protocol keeps a reader and a writer apart. Threads of other
-/// processes that have opened the memory are as those of this one: the meeting lets in none but this library's, of the
-/// same version.
+/// Offsets are a [`Layout`]'s, those of the [`Packets`] behind it, and those of the heap behind them. The atomics may
+/// be used by any thread at any time; the payload's methods are unsafe, since only the protocol keeps a reader and a
+/// writer apart. Threads of other processes that have opened the memory are as those of this one: the meeting lets in
+/// none but this library's, of the same version.
 #[derive(Debug)]
 pub(in crate::host) struct Memory {
     mapping: Sealed,
