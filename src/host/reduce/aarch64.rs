@@ -24,6 +24,10 @@ impl Vector for float32x4_t {
         unsafe { vdupq_n_f32(value) }
     }
 
+    // What asks for lines is not stable for this target.
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
+
     #[inline(always)]
     unsafe fn load_f32(from: *const f32) -> Self {
         // SAFETY: the caller vouches for 4 elements and for NEON.

@@ -103,6 +103,9 @@ const SCRATCH_BYTES: usize = if cfg!(any(loom, shuttle)) { 256 } else { 4 << 10 
 /// Below this a loop doesn't begin with single elements to come to a line's start.
 const ALIGN_FROM_BYTES: usize = 1 << 10;
 
+/// How far ahead lines are asked for.
+const PREFETCH_BYTES: usize = 1 << 10;
+
 #[repr(align(64))]
 struct Scratch(MaybeUninit<[u8; SCRATCH_BYTES]>);
 
@@ -254,6 +257,8 @@ trait Vector: Copy {
     type Narrower: Vector;
 
     unsafe fn splat(value: f32) -> Self;
+    /// Asks for a line that will be loaded. It may lie anywhere, and not be there.
+    unsafe fn prefetch(from: *const u8);
     unsafe fn load_f32(from: *const f32) -> Self;
     unsafe fn load_f16(from: *const u16) -> Self;
     unsafe fn load_bf16(from: *const u16) -> Self;
@@ -412,6 +417,16 @@ unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize, const ALIGNED
     // SAFETY: the caller vouches for the range and the instructions.
     unsafe {
         let at = |source: *const u8, index: usize| source.cast::<T>().add(start + index * V::LANES);
+        if ALIGNED && size_of::<T>() < size_of::<f32>() {
+            // The conversions fill the window in which a core looks for loads, so fewer lines of another core's are asked for
+            // at once than it could wait for.
+            for &source in sources {
+                let ahead = at(source, 0).cast::<u8>().wrapping_add(PREFETCH_BYTES);
+                for offset in (0..WIDTH * V::LANES * size_of::<T>()).step_by(LINE) {
+                    V::prefetch(ahead.wrapping_add(offset));
+                }
+            }
+        }
         let mut sums = [V::splat(0.0); WIDTH];
         for (index, sum) in sums.iter_mut().enumerate() {
             *sum = load::<V, T>(at(sources[0], index));

@@ -14,6 +14,9 @@ impl Vector for f32 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
+
+    #[inline(always)]
     unsafe fn load_f32(from: *const f32) -> Self {
         // SAFETY: the caller vouches for one element.
         unsafe { *from }

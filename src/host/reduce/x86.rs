@@ -88,6 +88,12 @@ impl Vector for Two256 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        // SAFETY: every x86-64 CPU has it, and no address makes it fail.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn load_f32(from: *const f32) -> Self {
         // SAFETY: the caller vouches for 16 elements and for AVX2; the loads need no alignment.
         unsafe { Two256([_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))]) }
@@ -254,6 +260,12 @@ impl<const BF16: bool> Vector for Two512<BF16> {
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: the caller may use AVX-512.
         unsafe { Two512([_mm512_set1_ps(value); 2]) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        // SAFETY: every x86-64 CPU has it, and no address makes it fail.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
     }
 
     #[inline(always)]
