@@ -248,7 +248,9 @@ fn obey_as_threads(world: usize, pin: bool) -> Result<()> {
             }
             let mut state = State::default();
             for line in told {
-                let result = state.obey(&mut communicator, &line, || drop(barrier.wait()));
+                let result = state.obey(&mut communicator, &line, || {
+                    barrier.wait();
+                });
                 let _ = answer.send(result);
             }
         });

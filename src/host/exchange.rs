@@ -119,33 +119,34 @@ impl<'a> Exchange<'a> {
         }
         let two_shot = self.plan.algorithm == Algorithm::TwoShotDirect;
         let bytes = self.bytes_of(&if two_shot { self.part(share, self.rank) } else { share.clone() });
-        let [from, to] = self.offsets.map(|offset| offset + bytes.start as u64);
-        let world = self.group.layout.world;
-        let mut held = Held::default();
-        let mut sources = [std::ptr::null(); MAX_RANKS as usize];
-        let nowhere = Target { to: std::ptr::null_mut(), stores: self.output_stores() };
-        let (mut targets, mut number) = ([nowhere; MAX_RANKS as usize], 0);
-        // This rank first, so that the loop comes to its lines' starts.
-        for rank in [self.rank].into_iter().chain(self.peers()) {
-            let segment = self.group.segment(rank);
-            // SAFETY: after the entry every rank has lent its input to be read, and its output to be written by whoever
-            // has the part, until it has acquired this rank's exit. `held` is dropped before that is released.
-            unsafe {
-                if two_shot || rank == self.rank {
-                    targets[number].to = segment.write_symmetric(to, bytes.len(), &mut held);
-                    number += 1;
+        {
+            let [from, to] = self.offsets.map(|offset| offset + bytes.start as u64);
+            let world = self.group.layout.world;
+            let mut held = Held::default();
+            let mut sources = [std::ptr::null(); MAX_RANKS as usize];
+            let nowhere = Target { to: std::ptr::null_mut(), stores: self.output_stores() };
+            let (mut targets, mut number) = ([nowhere; MAX_RANKS as usize], 0);
+            // This rank first, so that the loop comes to its lines' starts.
+            for rank in [self.rank].into_iter().chain(self.peers()) {
+                let segment = self.group.segment(rank);
+                // SAFETY: after the entry every rank has lent its input to be read, and its output to be written by whoever
+                // has the part, until it has acquired this rank's exit. `held` is dropped before that is released.
+                unsafe {
+                    if two_shot || rank == self.rank {
+                        targets[number].to = segment.write_symmetric(to, bytes.len(), &mut held);
+                        number += 1;
+                    }
+                    sources[rank as usize] = if from == to {
+                        targets[number - 1].to.cast_const()
+                    } else {
+                        segment.read_symmetric(from, bytes.len(), &mut held)
+                    };
                 }
-                sources[rank as usize] = if from == to {
-                    targets[number - 1].to.cast_const()
-                } else {
-                    segment.read_symmetric(from, bytes.len(), &mut held)
-                };
             }
+            let count = bytes.len() / size_of::<T>();
+            // SAFETY: as above; pieces are apart, start on lines, and parts on packs, and `isa` came from `Isa::widest`.
+            unsafe { reduce::reduce::<T>(self.isa, self.op, &sources[..world as usize], &targets[..number], count) }
         }
-        let count = bytes.len() / size_of::<T>();
-        // SAFETY: as above; pieces are apart, start on lines, and parts on packs, and `isa` came from `Isa::widest`.
-        unsafe { reduce::reduce::<T>(self.isa, self.op, &sources[..world as usize], &targets[..number], count) }
-        drop(held);
         if !self.group.skips(Phase::Exit) {
             let exit = self.begin(Region::Flags, Phase::Exit);
             self.exchange(&exit)?;

@@ -121,10 +121,10 @@ impl<T: Element> DerefMut for SymmetricBuffer<T> {
 
 impl<T: Element> Drop for SymmetricBuffer<T> {
     fn drop(&mut self) {
-        if let Home::Symmetric { piece, heap, .. } = &self.home {
-            if !self.lent.load(Relaxed) {
-                heap.put_back(piece.clone());
-            }
+        if let Home::Symmetric { piece, heap, .. } = &self.home
+            && !self.lent.load(Relaxed)
+        {
+            heap.put_back(piece.clone());
         }
     }
 }
