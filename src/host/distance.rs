@@ -22,8 +22,9 @@ use crate::options::HostStores;
 const FAR_NS: u32 = 105;
 /// What a longer time counts as.
 const MOST_NS: u32 = 300;
-/// The part of a new time in the mean: then one that an interrupt made long does not make a near peer far.
-const PART: i32 = 8;
+/// The part of a new time in what is known, if it is longer and if it is shorter. What disturbs a load makes it longer,
+/// and calls of long messages disturb most of them; so this stays near to the shorter ones.
+const PARTS: [i32; 2] = [16, 4];
 /// Rounds at first that are all timed.
 const FIRST_ROUNDS: u32 = 16;
 /// Later, one in so many.
@@ -54,12 +55,12 @@ impl Distances {
 
     /// A load that found the flag of `peer` took so long.
     ///
-    /// After the first it takes five to ten such times until the stores change, which are a millisecond of short calls.
+    /// After the first it takes some ten such times until the stores change, which are a millisecond of short calls.
     pub(super) fn note(&self, peer: u32, took: Duration) {
         let took = u32::try_from(took.as_nanos()).unwrap_or(u32::MAX).min(MOST_NS);
         let known = &self.ns[peer as usize];
         let before = known.load(Relaxed);
-        let change = (took as i32 - before as i32) / PART;
+        let change = (took as i32 - before as i32) / PARTS[usize::from(took < before)];
         known.store(if before == 0 { took.max(1) } else { before.saturating_add_signed(change) }, Relaxed);
     }
 
@@ -99,7 +100,7 @@ mod tests {
         assert_eq!(noted(&distances, 1, [50; 40]), Stores::Cached);
         assert_eq!(noted(&distances, 1, [u64::MAX]), Stores::Cached, "an interrupt");
         assert_eq!(noted(&distances, 1, [50, 130, 90, 60]), Stores::Cached);
-        assert_eq!(noted(&distances, 1, [160; 15]), Stores::Streaming);
+        assert_eq!(noted(&distances, 1, [160; 40]), Stores::Streaming);
         assert_eq!(noted(&distances, 1, [20, 160, 160]), Stores::Streaming);
         assert_eq!(distances.stores(2), Stores::Cached);
         assert_eq!(distances.stores_for_all([0, 2].into_iter()), Stores::Cached);
