@@ -530,12 +530,15 @@ impl fmt::Debug for AbortHandle {
 fn layout(world: usize, options: &Options) -> Result<Layout> {
     let unsupported = || Error::UnsupportedWorld { world, backend: "the host backend", most: MAX_RANKS as usize };
     let ranks = u32::try_from(world).ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks)).ok_or_else(unsupported)?;
-    let runs = |algorithm: &crate::Algorithm| super::ALGORITHMS.contains(algorithm) || algorithm.is_direct();
-    if let Some(algorithm) = options.algorithm.filter(|algorithm| !runs(algorithm)) {
-        return Err(Error::AlgorithmUnavailable {
-            algorithm,
-            reason: "it runs on GPUs only; `host::ALGORITHMS` lists what the host has".into(),
-        });
+    if let Some(algorithm) = options.algorithm.filter(|algorithm| !super::ALGORITHMS.contains(algorithm)) {
+        let reason = match algorithm.is_direct() {
+            true if options.symmetric_bytes > 0 => None,
+            true => Some("it needs tensors in symmetric memory (`Options::symmetric_bytes`)"),
+            false => Some("it runs on GPUs only; `host::ALGORITHMS` lists what the host has"),
+        };
+        if let Some(reason) = reason {
+            return Err(Error::AlgorithmUnavailable { algorithm, reason: reason.into() });
+        }
     }
     let blocks = options.blocks.unwrap_or(1);
     if !(1..=MAX_BLOCKS).contains(&blocks) {
