@@ -38,6 +38,7 @@ mod error;
 #[cfg(all(fuzzing, not(any(loom, shuttle))))]
 #[doc(hidden)]
 pub mod fuzz;
+mod heap;
 pub mod host;
 #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
 pub mod interop;
@@ -57,7 +58,7 @@ pub use error::{Error, Phase, Result};
 #[cfg(not(any(loom, shuttle)))]
 pub use meeting::Meeting;
 pub use op::ReduceOp;
-pub use options::{Nccl, Options, Overlap, TableFrom};
+pub use options::{HostStores, Nccl, Options, Overlap, TableFrom};
 pub use protocol::{
     call::Call,
     plan::{Algorithm, Choice, Placement, Plan},

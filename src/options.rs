@@ -55,6 +55,20 @@ pub enum TableFrom {
     Nowhere,
 }
 
+/// By which stores a rank of the host backend hands its data to its peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HostStores {
+    /// As the peer's distance asks for, which each rank times under way: cached where the two cores share a cache,
+    /// non-temporal where they don't.
+    #[default]
+    Probed,
+    /// Through the caches, always.
+    Cached,
+    /// Past the caches (non-temporal), always. As [`HostStores::Cached`] where the CPU has none: only x86 has.
+    Streaming,
+}
+
 /// Options of a group of ranks. All ranks of a group must be given the same; joining checks it.
 ///
 /// ```
@@ -77,13 +91,16 @@ pub struct Options {
     /// packets have memory of their own beside it, about 260 KiB at most with up to 16 ranks.
     pub staging_bytes: Option<usize>,
     /// Bytes of symmetric memory per rank from which
-    /// [`Communicator::symmetric_memory`](crate::cuda::Communicator::symmetric_memory) takes: tensors there are reduced
-    /// without a copy into staging. Default: 0. CUDA only.
+    /// `Communicator::symmetric_memory` (CUDA) and
+    /// [`Communicator::symmetric_buffer`](crate::host::Communicator::symmetric_buffer) (host) take: tensors there are reduced
+    /// without a copy into staging. Default: 0.
     pub symmetric_bytes: usize,
     /// Runs every call by this algorithm instead of the plan's choice.
     pub algorithm: Option<Algorithm>,
     /// Runs every call with this many blocks (CTAs), or as many as the message has packs of 16 bytes if that is fewer.
     /// More than can be resident together is an error, never tried.
+    ///
+    /// On the host it is the number of threads of a rank, which share long messages: 1 to 32, 1 where not set.
     pub blocks: Option<u32>,
     /// Runs every call with this many threads per block: a multiple of 32, 32 to 512. CUDA only.
     pub threads: Option<u32>,
@@ -106,6 +123,8 @@ pub struct Options {
     /// [`Options::staging_bytes`], with which the time grows too; on GPUs some milliseconds, and 24 MiB. Default: true. No
     /// effect on threads of one process on the host, which share one mapping, or of which two share a GPU.
     pub self_test: bool,
+    /// By which stores ranks hand over their data. Host only.
+    pub host_stores: HostStores,
     /// The epoch before the first round. The protocol must not care; tests start it just below a wrap.
     pub first_epoch: u32,
 }
@@ -125,6 +144,7 @@ impl Default for Options {
             table: TableFrom::default(),
             deterministic: false,
             self_test: true,
+            host_stores: HostStores::default(),
             first_epoch: 0,
         }
     }
@@ -216,6 +236,13 @@ impl Options {
     #[must_use]
     pub fn self_test(mut self, self_test: bool) -> Self {
         self.self_test = self_test;
+        self
+    }
+
+    /// Sets [`Options::host_stores`].
+    #[must_use]
+    pub fn host_stores(mut self, stores: HostStores) -> Self {
+        self.host_stores = stores;
         self
     }
 

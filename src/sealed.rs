@@ -7,14 +7,14 @@ use std::{
 
 use rustix::{
     fs::{self, FallocateFlags, MemfdFlags, SealFlags},
-    mm::{self, MapFlags, ProtFlags},
+    mm::{self, Advice, MapFlags, ProtFlags},
     param,
 };
 
 use crate::{Error, Result};
 
-/// A shared mapping of whole pages, zeroed at first. It has no name, and the system frees it with the last process that has
-/// it or its descriptor.
+/// A shared mapping of whole pages, zeroed at first. It has no name, and the system frees it with the last process that
+/// has it or its descriptor.
 #[derive(Debug)]
 pub(crate) struct Sealed {
     base: NonNull<u8>,
@@ -26,17 +26,24 @@ unsafe impl Send for Sealed {}
 // SAFETY: as for Send.
 unsafe impl Sync for Sealed {}
 
+/// Less than this gains nothing by huge pages.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
 /// What the file may never do again.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 impl Sealed {
     /// Such memory of at least so many bytes, and the descriptor by which other processes [open](Sealed::open) it. The
-    /// pages are reserved here, so that a machine without room for them answers with an error now and not with SIGBUS later.
+    /// pages are reserved here, so that a machine without room for them answers with an error now and not with SIGBUS
+    /// later.
     pub(crate) fn create(bytes: u64) -> Result<(Sealed, OwnedFd)> {
         let bytes = pages(bytes)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = fs::memfd_create("peersum", flags).map_err(failed("memfd_create for a segment"))?;
         fs::ftruncate(&file, bytes as u64).map_err(failed("ftruncate of a segment"))?;
+        fs::fcntl_add_seals(&file, SEALS).map_err(failed("sealing a segment"))?;
+        let memory = Sealed::map(&file, bytes, MapFlags::empty())?;
+        memory.take_huge_pages();
         // EINTR is the one failure that a second try cures.
         loop {
             match fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64) {
@@ -44,12 +51,32 @@ impl Sealed {
                 result => break result.map_err(failed("fallocate of a segment"))?,
             }
         }
-        fs::fcntl_add_seals(&file, SEALS).map_err(failed("sealing a segment"))?;
-        Ok((Sealed::map(&file, bytes)?, file))
+        // With all pages there, this maps them, so that no call has to.
+        // SAFETY: the range is the mapping, and nothing of it changes.
+        let _ = unsafe { mm::madvise(memory.base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
+        Ok((memory, file))
     }
 
-    /// The memory of another process, of the pages that so many bytes need. What could shrink under this process, and end it
-    /// by SIGBUS, is refused, as is what has another size.
+    /// Takes huge pages for it where the system has them for shared memory that asks (`shmem_enabled` is `advise`), and
+    /// none if it hasn't. The thread that calls this is the first to touch them, so they are near to it.
+    ///
+    /// Those of hugetlbfs are not taken: they are few, and were set aside for somebody.
+    fn take_huge_pages(&self) {
+        if self.bytes < HUGE_PAGE_BYTES {
+            return;
+        }
+        let base = self.base.as_ptr().cast();
+        // SAFETY: the range is the mapping, whose content stays as it is.
+        let asked = unsafe { mm::madvise(base, self.bytes, Advice::LinuxHugepage) };
+        if asked.is_ok() {
+            // Only a touch through the mapping makes them. What fails here, fails in the reserving that follows.
+            // SAFETY: as above.
+            let _ = unsafe { mm::madvise(base, self.bytes, Advice::LinuxPopulateWrite) };
+        }
+    }
+
+    /// The memory of another process, of the pages that so many bytes need. What could shrink under this process, and
+    /// end it by SIGBUS, is refused, as is what has another size.
     pub(crate) fn open(bytes: u64, file: &OwnedFd) -> Result<Sealed> {
         let bytes = pages(bytes)?;
         let refused = |reason: String| Error::System { call: "opening a peer's segment", reason };
@@ -61,17 +88,17 @@ impl Sealed {
         if u64::try_from(size) != Ok(bytes as u64) {
             return Err(refused(format!("it has {size} bytes, not {bytes}")));
         }
-        Sealed::map(file, bytes)
+        Sealed::map(file, bytes, MapFlags::POPULATE)
     }
 
-    fn map(file: &OwnedFd, bytes: usize) -> Result<Sealed> {
+    fn map(file: &OwnedFd, bytes: usize, flags: MapFlags) -> Result<Sealed> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this program.
         let base = unsafe {
             mm::mmap(
                 ptr::null_mut(),
                 bytes,
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::POPULATE,
+                MapFlags::SHARED | flags,
                 file.as_fd(),
                 0,
             )

@@ -205,7 +205,8 @@ fn worlds_options_and_staging_that_cannot_be_are_refused() {
         let error = Communicator::local(2, &Options::default().staging_bytes(staging)).unwrap_err();
         assert!(matches!(error, Error::InvalidOption { option: "staging_bytes", .. }), "{error}");
     }
-    let mut communicators = group(2, &Options::default().blocks(2));
+    // These take tensors in symmetric memory alone.
+    let mut communicators = group(2, &Options::default().algorithm(Algorithm::TwoShotDirect).symmetric_bytes(4096));
     let error = communicators[0].all_reduce_in_place(&mut [0.0f32; 100], ReduceOp::Sum).unwrap_err();
     assert!(matches!(error, Error::AlgorithmUnavailable { .. }), "{error}");
     assert!(error.is_recoverable());
@@ -247,7 +248,9 @@ proptest! {
 /// What runs on GPUs only is refused, with the reason.
 #[test]
 fn what_the_host_does_not_have_is_refused() {
-    for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| !host::ALGORITHMS.contains(algorithm)) {
+    // The direct ones have no symmetric memory here.
+    let others = Algorithm::ALL.into_iter().filter(|algorithm| !host::ALGORITHMS.contains(algorithm));
+    for algorithm in others.chain([Algorithm::Nccl]) {
         let error = Communicator::local(2, &Options::default().algorithm(algorithm)).map(drop).unwrap_err();
         assert!(
             matches!(error, Error::AlgorithmUnavailable { algorithm: refused, .. } if refused == algorithm),

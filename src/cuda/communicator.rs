@@ -19,11 +19,12 @@ use super::{
     machine::machine,
     module::{Kernels, resident_index},
     priors,
-    symmetric::{Heap, SymmetricMemory},
+    symmetric::SymmetricMemory,
 };
 use crate::{
     Algorithm, DType, Error, Options, Overlap, Placement, Plan, ReduceOp, Result,
     crossover::{Explanation, Facts, Machine, Question, Source, Taken},
+    heap::Heap,
     meeting::{self, Local, Meeting, Seat},
     nccl::{self, AllReduce, Version},
     protocol::{

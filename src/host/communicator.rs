@@ -8,19 +8,22 @@ use std::{
 };
 
 use super::{
+    distance::Distances,
     exchange::Exchange,
     group::Group,
     packets::{Packets, Region},
-    priors::{self, BLOCKS, MAX_RANKS, STAGING_BYTES},
+    priors::{self, MAX_BLOCKS, MAX_RANKS, STAGING_BYTES},
     reduce::Isa,
+    symmetric::SymmetricBuffer,
 };
 #[cfg(not(any(loom, shuttle)))]
-use super::{segment::Segment, self_test};
+use super::{pool::Pool, segment::Segment, self_test};
 #[cfg(not(any(loom, shuttle)))]
 use crate::meeting::{self, Meeting, Seat};
 use crate::{
     DType, Element, Error, Options, Placement, Plan, ReduceOp, Result,
-    protocol::{self, call::Call, layout::Layout},
+    heap::Heap,
+    protocol::{self, call::Call, layout::Layout, plan::Forced},
 };
 
 /// One rank of a group whose ranks are threads of a process, or processes of a machine.
@@ -41,14 +44,25 @@ pub struct Communicator {
     group: Arc<Group>,
     options: Options,
     isa: Isa,
+    /// Of each block.
+    distances: Box<[Distances]>,
+    heap: Arc<Heap>,
+    /// The threads of all blocks but the first.
+    #[cfg(not(any(loom, shuttle)))]
+    pool: Pool,
 }
 
 impl Communicator {
     /// The communicators of a group of `world` ranks, in rank order: hand one to each thread.
     ///
     /// Serves 1 to 128 ranks. [`Options::staging_bytes`] is 4 MiB a rank where not set, and packets add some 260 KiB
-    /// at most (300 KiB with 128 ranks); the memory is reserved here. The
-    /// host has one block a rank: [`Options::blocks`] may be 1 or unset, and [`Options::threads`] has no effect.
+    /// at most (300 KiB with 128 ranks); the memory is reserved here, as is [`Options::symmetric_bytes`].
+    ///
+    /// [`Options::blocks`] is the number of threads of a rank, 1 where not set and 32 at most: the one that calls, and
+    /// others of the communicator's own, which share long messages with it, each talking to its like of the other
+    /// ranks. They sleep between calls that don't follow each other within some microseconds, and end when the
+    /// communicator is dropped. They run wherever the thread that calls this may. [`Options::threads`] has no
+    /// effect.
     ///
     /// There is no [self-test](Options::self_test): all ranks use one and the same mapping, so there is none of a
     /// peer's memory that could lead elsewhere.
@@ -60,7 +74,7 @@ impl Communicator {
     /// * [`Error::AlgorithmUnavailable`] if the options force one that is not in [`ALGORITHMS`](super::ALGORITHMS).
     /// * [`Error::System`] if the system has no memory for the segments.
     pub fn local(world: usize, options: &Options) -> Result<Vec<Communicator>> {
-        Ok(Communicator::of_group(Group::new(layout(world, options)?, options)?, options))
+        Communicator::of_group(Group::new(layout(world, options)?, options)?, options)
     }
 
     /// This process's rank of the group that its launcher started: [`Meeting::from_env`] says how that is known.
@@ -117,7 +131,7 @@ impl Communicator {
 
     #[cfg(not(any(loom, shuttle)))]
     fn join(seat: Seat, options: &Options) -> Result<Communicator> {
-        Communicator::join_by(seat, options, |layout, _, file| Segment::open(layout, file))
+        Communicator::join_by(seat, options, |layout, _, file| Segment::open(layout, options.symmetric_bytes, file))
     }
 
     /// As [`Communicator::meet`] once a seat is taken, where `open` maps a peer's segment.
@@ -131,13 +145,13 @@ impl Communicator {
             seat.agree(options)?;
             let layout = layout(seat.world(), options)?;
             let group = Group::join(layout, options, &mut seat, |peer, file| open(&layout, peer, file))?;
-            let (rank, group, isa) = (seat.rank() as u32, Arc::new(group), Isa::widest());
-            // Until it has passed, under options of its own.
-            let mut communicator = Communicator { rank, group, options: Options::default(), isa };
+            let mut communicator = Communicator::new(seat.rank() as u32, Arc::new(group), options)?;
             if options.self_test && seat.world() > 1 {
+                // Until it has passed, under options of its own.
+                communicator.options = Options::default();
                 self_test::run(&mut communicator, options, &mut seat)?;
+                communicator.options = options.clone();
             }
-            communicator.options = options.clone();
             Ok(communicator)
         };
         let joined = join();
@@ -153,13 +167,38 @@ impl Communicator {
     pub(super) fn faulty(world: usize, options: &Options, fault: super::group::Fault) -> Result<Vec<Communicator>> {
         let mut group = Group::new(layout(world, options)?, options)?;
         group.fault = fault;
-        Ok(Communicator::of_group(group, options))
+        Communicator::of_group(group, options)
     }
 
     /// Takes this algorithm from now on. All ranks must, before the same call.
     #[cfg(any(test, not(any(loom, shuttle))))]
     pub(super) fn force(&mut self, algorithm: crate::Algorithm) {
         self.options.algorithm = Some(algorithm);
+    }
+
+    /// Writes a buffer as its owner does between calls, or looks at it; a model is told.
+    #[cfg(all(test, any(loom, shuttle)))]
+    pub(super) fn touch<R>(
+        &self,
+        buffer: &mut SymmetricBuffer<f32>,
+        writes: bool,
+        touch: impl FnOnce(&mut [f32]) -> R,
+    ) -> R {
+        let (segment, bytes) = (self.group.segment(self.rank), buffer.len() * size_of::<f32>());
+        let mut held = super::sync::Held::default();
+        if let Some(offset) = buffer.offset(&self.group, self.rank) {
+            // SAFETY: the buffer is this rank's alone, and `held` lives as long as the touch.
+            unsafe {
+                if writes {
+                    segment.write_symmetric(offset, bytes, &mut held);
+                } else {
+                    segment.read_symmetric(offset, bytes, &mut held);
+                }
+            }
+        }
+        let result = touch(buffer);
+        drop(held);
+        result
     }
 
     /// If the last round by packets was of epoch `from`, goes on behind epoch `to`, which must be of the same half.
@@ -171,11 +210,24 @@ impl Communicator {
         }
     }
 
-    fn of_group(group: Group, options: &Options) -> Vec<Communicator> {
+    fn of_group(group: Group, options: &Options) -> Result<Vec<Communicator>> {
         let world = group.layout.world;
         let group = Arc::new(group);
-        let isa = Isa::widest();
-        (0..world).map(|rank| Communicator { rank, group: group.clone(), options: options.clone(), isa }).collect()
+        (0..world).map(|rank| Communicator::new(rank, group.clone(), options)).collect()
+    }
+
+    fn new(rank: u32, group: Arc<Group>, options: &Options) -> Result<Communicator> {
+        let Layout { world, max_blocks, .. } = group.layout;
+        Ok(Communicator {
+            rank,
+            isa: Isa::widest(),
+            distances: (0..max_blocks).map(|_| Distances::new(world, options.host_stores)).collect(),
+            heap: Arc::new(Heap::new(group.heap.clone())),
+            #[cfg(not(any(loom, shuttle)))]
+            pool: Pool::new(max_blocks - 1, rank)?,
+            options: options.clone(),
+            group,
+        })
     }
 
     #[cfg(not(any(loom, shuttle)))]
@@ -204,8 +256,9 @@ impl Communicator {
     /// * [`Error::AlgorithmUnavailable`] if forced [`Options`] can't run on the host; nothing was started.
     pub fn all_reduce_in_place<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         let address = buffer.as_mut_ptr();
+        let plan = self.plan(buffer.len(), T::DTYPE)?;
         // SAFETY: the slice is this call's alone, and input and output are the same.
-        unsafe { self.all_reduce_at(address, address, buffer.len(), op) }
+        unsafe { self.all_reduce_at(address, address, buffer.len(), op, plan, [0; 2]) }
     }
 
     /// Reduces `input` over all ranks, element by element, to every rank's `output`.
@@ -220,8 +273,94 @@ impl Communicator {
         if input.len() != output.len() {
             return Err(Error::LengthMismatch { input: input.len(), output: output.len() });
         }
+        let plan = self.plan(input.len(), T::DTYPE)?;
         // SAFETY: the output is this call's alone, so the two are apart, and nobody writes the input.
-        unsafe { self.all_reduce_at(input.as_ptr(), output.as_mut_ptr(), input.len(), op) }
+        unsafe { self.all_reduce_at(input.as_ptr(), output.as_mut_ptr(), input.len(), op, plan, [0; 2]) }
+    }
+
+    /// A tensor of `count` zeros in this rank's symmetric memory, of which [`Options::symmetric_bytes`] says how much
+    /// there is.
+    ///
+    /// Every rank must make, and drop, the same ones in the same order: then all lie at the same places, and ranks know
+    /// where their peers' are with no word between them. Where they don't, a call with them is an
+    /// [`Error::Mismatch`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SymmetricMemoryFull`], [`Error::TooLarge`].
+    pub fn symmetric_buffer<T: Element>(&self, count: usize) -> Result<SymmetricBuffer<T>> {
+        let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| isize::try_from(bytes).is_ok());
+        let bytes = bytes.ok_or(Error::TooLarge { count, dtype: T::DTYPE })?;
+        SymmetricBuffer::new(count, bytes, self.rank, &self.heap, &self.group).ok_or_else(|| {
+            Error::SymmetricMemoryFull {
+                rank: self.rank(),
+                wanted: bytes,
+                free: self.heap.free() as usize,
+                total: self.heap.total() as usize,
+            }
+        })
+    }
+
+    /// As [`Communicator::all_reduce_in_place`], of a tensor in symmetric memory: each rank reduces its part of all
+    /// ranks' tensors where they are, and writes it to all of them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Communicator::all_reduce_in_place`], and [`Error::AlgorithmUnavailable`] if the buffer is not of this
+    /// communicator's memory. When a call that was started fails, the buffer holds zeros, in other memory: see
+    /// [`SymmetricBuffer`].
+    pub fn all_reduce_symmetric_in_place<T: Element>(
+        &mut self,
+        buffer: &mut SymmetricBuffer<T>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let offset = self.offset_of(buffer)?;
+        let plan = self.plan_at(Placement::SymmetricInPlace, buffer.len(), T::DTYPE)?;
+        self.check()?;
+        let (address, count) = (buffer.address().cast_mut(), buffer.len());
+        // SAFETY: the buffer is this call's alone, but for what peers do in the same call; if they may still after it,
+        // the buffer leaves its memory.
+        let result = unsafe { self.all_reduce_at(address, address, count, op, plan, [offset; 2]) };
+        if result.is_err() {
+            buffer.leave();
+        }
+        result
+    }
+
+    /// As [`Communicator::all_reduce`], of tensors in symmetric memory: each rank reads all ranks' inputs where they
+    /// are, and of long messages only its part of them, which it writes to all ranks' outputs.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`], as for [`Communicator::all_reduce`]; else as for
+    /// [`Communicator::all_reduce_symmetric_in_place`], where the output then holds the zeros.
+    pub fn all_reduce_symmetric<T: Element>(
+        &mut self,
+        input: &SymmetricBuffer<T>,
+        output: &mut SymmetricBuffer<T>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        if input.len() != output.len() {
+            return Err(Error::LengthMismatch { input: input.len(), output: output.len() });
+        }
+        let offsets = [self.offset_of(input)?, self.offset_of(output)?];
+        let plan = self.plan_at(Placement::Symmetric, input.len(), T::DTYPE)?;
+        self.check()?;
+        let (from, to, count) = (input.address(), output.address().cast_mut(), input.len());
+        // SAFETY: as in `all_reduce_symmetric_in_place`, and as in `all_reduce`.
+        let result = unsafe { self.all_reduce_at(from, to, count, op, plan, offsets) };
+        if result.is_err() {
+            input.stay_lent();
+            output.leave();
+        }
+        result
+    }
+
+    fn offset_of<T: Element>(&self, buffer: &SymmetricBuffer<T>) -> Result<u64> {
+        buffer.offset(&self.group, self.rank).ok_or_else(|| Error::AlgorithmUnavailable {
+            algorithm: crate::Algorithm::TwoShotDirect,
+            reason: "the buffer is not in this communicator's symmetric memory".into(),
+        })
     }
 
     /// How a call with `count` elements of this type is done. `None` if there is nothing to exchange: no elements, or a
@@ -231,20 +370,34 @@ impl Communicator {
     ///
     /// [`Error::TooLarge`] and [`Error::AlgorithmUnavailable`], as the call itself would return.
     pub fn plan(&self, count: usize, dtype: DType) -> Result<Option<Plan>> {
+        self.plan_at(Placement::Anywhere, count, dtype)
+    }
+
+    /// The same, of tensors that lie so.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Communicator::plan`].
+    pub fn plan_at(&self, placement: Placement, count: usize, dtype: DType) -> Result<Option<Plan>> {
         let bytes = count.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = bytes.ok_or(Error::TooLarge { count, dtype })? as u64;
-        if bytes == 0 || self.group.layout.world == 1 {
+        let Layout { world, max_blocks, .. } = self.group.layout;
+        if bytes == 0 || world == 1 {
             return Ok(None);
         }
         let plan = protocol::plan::plan(
             bytes,
-            Placement::Anywhere,
+            placement,
             &self.group.layout,
-            self.options.forced(),
-            priors::choose(bytes, self.group.layout.world, Placement::Anywhere),
-            &|_, _| BLOCKS,
+            // How many threads a call takes is for its length to say.
+            Forced { blocks: None, threads: None, ..self.options.forced() },
+            priors::choose(bytes, world, placement, max_blocks),
+            &|_, _| u32::MAX,
         )?;
-        let chunk_bytes = Packets::new(&self.group.layout).chunk_bytes(plan.algorithm).unwrap_or(plan.chunk_bytes);
+        let chunk_bytes = match Packets::new(&self.group.layout).chunk_bytes(plan.algorithm) {
+            Some(of_packets) => of_packets,
+            None => plan.chunk_bytes.min(priors::most_chunk_bytes(bytes, plan.algorithm)),
+        };
         Ok(Some(Plan { threads: 1, chunk_bytes, ..plan }))
     }
 
@@ -287,16 +440,19 @@ impl Communicator {
     /// # Safety
     ///
     /// `input` is readable and `output` writable for `count` elements, both aligned to `T`, with no other thread there;
-    /// they are the same or apart.
+    /// they are the same or apart. The plan is for so many, and if it is direct they lie at these offsets of this
+    /// rank's segment, where peers may touch them in this call, and if it fails after it.
     unsafe fn all_reduce_at<T: Element>(
         &mut self,
         input: *const T,
         output: *mut T,
         count: usize,
         op: ReduceOp,
+        plan: Option<Plan>,
+        offsets: [u64; 2],
     ) -> Result<()> {
         self.check()?;
-        let Some(plan) = self.plan(count, T::DTYPE)? else {
+        let Some(plan) = plan else {
             if input != output {
                 // SAFETY: the caller vouches for both, which are apart.
                 unsafe { output.copy_from_nonoverlapping(input, count) };
@@ -304,12 +460,14 @@ impl Communicator {
             return Ok(());
         };
         let bytes = count * size_of::<T>();
-        let call = Call { bytes: bytes as u64, dtype: T::DTYPE, op, plan, offsets: [0; 2] };
+        let offsets = if plan.algorithm.is_direct() { offsets } else { [0; 2] };
+        let call = Call { bytes: bytes as u64, dtype: T::DTYPE, op, plan, offsets };
         self.group.segment(self.rank).set_call(&call);
-        let exchange = Exchange {
+        let exchange = |block: u32| Exchange {
             group: &self.group,
             rank: self.rank,
-            block: 0,
+            block,
+            distances: &self.distances[block as usize],
             isa: self.isa,
             op,
             plan,
@@ -317,10 +475,22 @@ impl Communicator {
             input: input.cast(),
             output: output.cast(),
             bytes,
+            offsets,
         };
+        #[cfg(not(any(loom, shuttle)))]
+        if plan.blocks > 1 {
+            let other = |block| -> Box<dyn FnOnce() -> Result<()> + Send + '_> {
+                let exchange = exchange(block);
+                // SAFETY: as below, for a block of its own.
+                Box::new(move || unsafe { { exchange }.run::<T>() })
+            };
+            let first = exchange(0);
+            // SAFETY: as below.
+            return self.pool.run(plan.blocks, other, || unsafe { first.run::<T>() });
+        }
         // SAFETY: the caller vouches for the buffers; `&mut self` is this rank's only communicator, so no other thread
-        // runs its block.
-        unsafe { exchange.run::<T>() }
+        // runs its blocks.
+        unsafe { exchange(0).run::<T>() }
     }
 }
 
@@ -361,12 +531,24 @@ fn layout(world: usize, options: &Options) -> Result<Layout> {
     let unsupported = || Error::UnsupportedWorld { world, backend: "the host backend", most: MAX_RANKS as usize };
     let ranks = u32::try_from(world).ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks)).ok_or_else(unsupported)?;
     if let Some(algorithm) = options.algorithm.filter(|algorithm| !super::ALGORITHMS.contains(algorithm)) {
-        return Err(Error::AlgorithmUnavailable {
-            algorithm,
-            reason: "it runs on GPUs only; `host::ALGORITHMS` lists what the host has".into(),
+        let reason = match algorithm.is_direct() {
+            true if options.symmetric_bytes > 0 => None,
+            true => Some("it needs tensors in symmetric memory (`Options::symmetric_bytes`)"),
+            false => Some("it runs on GPUs only; `host::ALGORITHMS` lists what the host has"),
+        };
+        if let Some(reason) = reason {
+            return Err(Error::AlgorithmUnavailable { algorithm, reason: reason.into() });
+        }
+    }
+    let blocks = options.blocks.unwrap_or(1);
+    if !(1..=MAX_BLOCKS).contains(&blocks) {
+        return Err(Error::InvalidOption {
+            option: "blocks",
+            value: blocks.to_string(),
+            reason: format!("a rank of the host has 1 to {MAX_BLOCKS} threads"),
         });
     }
-    Layout::new(ranks, BLOCKS, options.staging_bytes.unwrap_or(STAGING_BYTES))
+    Layout::new(ranks, blocks, options.staging_bytes.unwrap_or(STAGING_BYTES))
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

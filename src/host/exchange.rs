@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use super::{
+    distance::Distances,
     group::Group,
     packets::Region,
-    priors::MAX_RANKS,
-    reduce::{self, Isa},
-    segment::Segment,
+    priors::{MAX_RANKS, STREAMED_OUTPUT_BYTES},
+    reduce::{self, Isa, Stores, Target},
+    segment::{Place, Segment},
     sync::Held,
     wait::Wait,
 };
@@ -15,6 +16,7 @@ use crate::{
     Algorithm, Element, Phase, Plan, ReduceOp, Result,
     protocol::{
         call::Flag,
+        layout::LINE_BYTES,
         split::{self, PACK_BYTES},
     },
 };
@@ -27,6 +29,7 @@ pub(super) struct Exchange<'a> {
     pub(super) group: &'a Group,
     pub(super) rank: u32,
     pub(super) block: u32,
+    pub(super) distances: &'a Distances,
     pub(super) isa: Isa,
     pub(super) op: ReduceOp,
     pub(super) plan: Plan,
@@ -35,7 +38,13 @@ pub(super) struct Exchange<'a> {
     pub(super) input: *const u8,
     pub(super) output: *mut u8,
     pub(super) bytes: usize,
+    /// Where input and output lie in every rank's segment, if the plan is direct.
+    pub(super) offsets: [u64; 2],
 }
+
+// SAFETY: the addresses are the call's, whose caller vouches that no other thread touches what is there; its blocks
+// touch shares that are apart. The rest is made to be shared.
+unsafe impl Send for Exchange<'_> {}
 
 /// A round that has begun: its half may be written.
 pub(super) struct Round {
@@ -43,6 +52,18 @@ pub(super) struct Round {
     pub(super) half: u32,
     pub(super) phase: Phase,
     region: Region,
+}
+
+impl Round {
+    /// Where in `room` bytes of the round's half the `bytes` of this round go.
+    ///
+    /// Any place of the half will do, since nobody reads any of it by now. They take turns, so that a line is not
+    /// written again before the caches nearest to the cores have let go of it: it costs some three times as much to
+    /// get it out of another core's than from the cache that both share (docs/measurements.md).
+    fn turn(&self, bytes: usize, room: u64) -> u64 {
+        let stride = (bytes as u64).clamp(1, room).next_multiple_of(LINE_BYTES);
+        u64::from(self.epoch >> 1) % (room / stride).max(1) * stride
+    }
 }
 
 impl<'a> Exchange<'a> {
@@ -57,6 +78,10 @@ impl<'a> Exchange<'a> {
             return unsafe { self.run_packets::<T>() };
         }
         let share = split::block_packs(self.bytes as u64, self.plan.blocks, self.block);
+        if self.plan.algorithm.is_direct() {
+            // SAFETY: the caller's promises are handed on.
+            return unsafe { self.direct::<T>(&share) };
+        }
         for chunk in split::chunks(share, self.plan.chunk_bytes / PACK_BYTES) {
             // SAFETY: the caller's promises are handed on; the chunk is at most what the algorithm's slots hold.
             unsafe {
@@ -76,22 +101,78 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
+    /// Without staging: between two rounds that hand over nothing but the flags, which are an entry, after which all
+    /// inputs are there and all outputs may be written, and an exit, after which they are their callers' again.
+    ///
+    /// Peers find input and output at the same offsets, which are in the call's hash. Every element of every rank's
+    /// memory is written by one rank: its owner, or who reduces its part. In place, that rank is also the only one
+    /// to read it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Exchange::run`], where input and output are this rank's pieces of the heap at the offsets.
+    unsafe fn direct<T: Element>(&self, share: &Range<u64>) -> Result<()> {
+        if !self.group.skips(Phase::Entry) {
+            let entry = self.begin(Region::Flags, Phase::Entry);
+            self.exchange(&entry)?;
+            self.finish(entry);
+        }
+        let two_shot = self.plan.algorithm == Algorithm::TwoShotDirect;
+        let bytes = self.bytes_of(&if two_shot { self.part(share, self.rank) } else { share.clone() });
+        {
+            let [from, to] = self.offsets.map(|offset| offset + bytes.start as u64);
+            let world = self.group.layout.world;
+            let mut held = Held::default();
+            let mut sources = [std::ptr::null(); MAX_RANKS as usize];
+            let nowhere = Target { to: std::ptr::null_mut(), stores: self.output_stores() };
+            let (mut targets, mut number) = ([nowhere; MAX_RANKS as usize], 0);
+            // This rank first, so that the loop comes to its lines' starts.
+            for rank in [self.rank].into_iter().chain(self.peers()) {
+                let segment = self.group.segment(rank);
+                // SAFETY: after the entry every rank has lent its input to be read, and its output to be written by whoever
+                // has the part, until it has acquired this rank's exit. `held` is dropped before that is released.
+                unsafe {
+                    if two_shot || rank == self.rank {
+                        targets[number].to = segment.write_symmetric(to, bytes.len(), &mut held);
+                        number += 1;
+                    }
+                    sources[rank as usize] = if from == to {
+                        targets[number - 1].to.cast_const()
+                    } else {
+                        segment.read_symmetric(from, bytes.len(), &mut held)
+                    };
+                }
+            }
+            let count = bytes.len() / size_of::<T>();
+            // SAFETY: as above; pieces are apart, start on lines, and parts on packs, and `isa` came from `Isa::widest`.
+            unsafe { reduce::reduce::<T>(self.isa, self.op, &sources[..world as usize], &targets[..number], count) }
+        }
+        if !self.group.skips(Phase::Exit) {
+            let exit = self.begin(Region::Flags, Phase::Exit);
+            self.exchange(&exit)?;
+            self.finish(exit);
+        }
+        Ok(())
+    }
+
     /// # Safety
     ///
     /// As for [`Exchange::run`]; the chunk fits in a slot.
     unsafe fn one_shot<T: Element>(&self, chunk: Range<u64>) -> Result<()> {
         let bytes = self.bytes_of(&chunk);
         let round = self.begin(Region::Flags, Phase::Exchange);
+        let start = round.turn(bytes.len(), self.group.layout.slot_bytes);
         for peer in self.peers() {
             // SAFETY: the slot of this rank in a peer's segment is this rank's to write in a round that has begun, and
             // `bytes` lie in the input.
-            unsafe { self.push(&round, peer, self.input, &bytes) }
+            unsafe { self.push(&round, peer, start, &bytes) }
         }
         self.exchange(&round)?;
         // SAFETY: after the exchange the slots hold every peer's chunk, and none writes them before this rank has begun
         // the round after the next.
         unsafe {
-            self.reduce::<T>(&bytes, |peer, held| self.own().read(round.half, self.block, peer, 0, bytes.len(), held));
+            let slot = |peer| (self.rank, self.place(&round, peer, start));
+            self.reduce::<T>(&bytes, slot, |_| None);
         }
         self.finish(round);
         Ok(())
@@ -103,17 +184,14 @@ impl<'a> Exchange<'a> {
     unsafe fn one_shot_pull<T: Element>(&self, chunk: Range<u64>) -> Result<()> {
         let bytes = self.bytes_of(&chunk);
         let round = self.begin(Region::Flags, Phase::Exchange);
+        let start = round.turn(bytes.len(), self.half_bytes());
         // SAFETY: this rank alone writes its own segment when all pull, in a round that has begun; slots of a half lie
         // side by side.
-        unsafe { self.stage(&round, self.input, &bytes) }
+        unsafe { self.stage(&round, start, &bytes) }
         self.exchange(&round)?;
         // SAFETY: after the exchange every peer's staging holds its chunk, and it is not written before this rank has
         // begun the round after the next.
-        unsafe {
-            self.reduce::<T>(&bytes, |peer, held| {
-                self.group.segment(peer).read(round.half, self.block, 0, 0, bytes.len(), held)
-            });
-        }
+        unsafe { self.reduce::<T>(&bytes, |peer| (peer, self.place(&round, 0, start)), |_| None) }
         self.finish(round);
         Ok(())
     }
@@ -123,32 +201,33 @@ impl<'a> Exchange<'a> {
     /// As for [`Exchange::run`]; a part of the chunk fits in a slot.
     unsafe fn two_shot<T: Element>(&self, chunk: Range<u64>) -> Result<()> {
         let own = self.bytes_of(&self.part(&chunk, self.rank));
+        // The longest, so that all parts start alike.
+        let part = self.bytes_of(&self.part(&chunk, 0)).len();
 
-        let round = self.begin(Region::Flags, Phase::ReduceScatter);
+        let scatter = self.begin(Region::Flags, Phase::ReduceScatter);
+        let start = scatter.turn(part, self.group.layout.slot_bytes);
         for peer in self.peers() {
             // SAFETY: as in `one_shot`.
-            unsafe { self.push(&round, peer, self.input, &self.bytes_of(&self.part(&chunk, peer))) }
+            unsafe { self.push(&scatter, peer, start, &self.bytes_of(&self.part(&chunk, peer))) }
         }
-        self.exchange(&round)?;
+        self.exchange(&scatter)?;
+        // With every peer's flag of the first round, the second may be written while the first is read.
+        let gather = self.round_after(scatter.epoch, Region::Flags, Phase::AllGather);
+        let next = gather.turn(part, self.group.layout.slot_bytes);
         // SAFETY: as in `one_shot`. In place, this overwrites this rank's own part alone, and every other part of the
         // input has been pushed.
         unsafe {
-            self.reduce::<T>(&own, |peer, held| self.own().read(round.half, self.block, peer, 0, own.len(), held));
+            let slot = |peer| (self.rank, self.place(&scatter, peer, start));
+            self.reduce::<T>(&own, slot, |peer| Some((peer, self.place(&gather, self.rank, next))));
         }
-        self.finish(round);
-
-        let round = self.begin(Region::Flags, Phase::AllGather);
-        for peer in self.peers() {
-            // SAFETY: as in `one_shot`; the part of the output was just written.
-            unsafe { self.push(&round, peer, self.output, &own) }
-        }
-        self.exchange(&round)?;
+        self.finish(scatter);
+        self.exchange(&gather)?;
         for peer in self.peers() {
             let part = self.bytes_of(&self.part(&chunk, peer));
             // SAFETY: after the exchange the slot holds the peer's part, and stays; `part` lies in the output.
-            unsafe { self.own().copy_out(round.half, self.block, peer, 0, self.output.add(part.start), part.len()) }
+            unsafe { self.fetch(self.rank, self.place(&gather, peer, next), &part) }
         }
-        self.finish(round);
+        self.finish(gather);
         Ok(())
     }
 
@@ -158,32 +237,30 @@ impl<'a> Exchange<'a> {
     unsafe fn two_shot_pull<T: Element>(&self, chunk: Range<u64>) -> Result<()> {
         let whole = self.bytes_of(&chunk);
         let own = self.bytes_of(&self.part(&chunk, self.rank));
+        let part = self.bytes_of(&self.part(&chunk, 0)).len();
 
-        let round = self.begin(Region::Flags, Phase::ReduceScatter);
+        let scatter = self.begin(Region::Flags, Phase::ReduceScatter);
+        let start = scatter.turn(whole.len(), self.half_bytes());
         // SAFETY: as in `one_shot_pull`.
-        unsafe { self.stage(&round, self.input, &whole) }
-        self.exchange(&round)?;
-        let start = (own.start - whole.start) as u64;
-        // SAFETY: as in `one_shot_pull`. In place, this overwrites this rank's own part alone, and the whole input has
-        // been staged.
+        unsafe { self.stage(&scatter, start, &whole) }
+        self.exchange(&scatter)?;
+        let gather = self.round_after(scatter.epoch, Region::Flags, Phase::AllGather);
+        let next = gather.turn(part, self.half_bytes());
+        let in_chunk = (own.start - whole.start) as u64;
+        // SAFETY: as in `one_shot_pull`, and as in `two_shot` for the second round. In place, this overwrites this
+        // rank's own part alone, and the whole input has been staged.
         unsafe {
-            self.reduce::<T>(&own, |peer, held| {
-                self.group.segment(peer).read(round.half, self.block, 0, start, own.len(), held)
-            });
+            let staged = |peer| (peer, self.place(&scatter, 0, start + in_chunk));
+            self.reduce::<T>(&own, staged, |rank| (rank == self.rank).then(|| (rank, self.place(&gather, 0, next))));
         }
-        self.finish(round);
-
-        let round = self.begin(Region::Flags, Phase::AllGather);
-        // SAFETY: as in `one_shot_pull`; the part of the output was just written.
-        unsafe { self.stage(&round, self.output, &own) }
-        self.exchange(&round)?;
+        self.finish(scatter);
+        self.exchange(&gather)?;
         for peer in self.peers() {
             let part = self.bytes_of(&self.part(&chunk, peer));
-            let to = self.output.wrapping_add(part.start);
             // SAFETY: after the exchange the peer's staging starts with its part, and stays; `part` lies in the output.
-            unsafe { self.group.segment(peer).copy_out(round.half, self.block, 0, 0, to, part.len()) }
+            unsafe { self.fetch(peer, self.place(&gather, 0, next), &part) }
         }
-        self.finish(round);
+        self.finish(gather);
         Ok(())
     }
 
@@ -198,27 +275,53 @@ impl<'a> Exchange<'a> {
         Round { epoch, half: self.group.slot_half(epoch), phase, region }
     }
 
-    /// Copies `bytes` of `buffer` to this rank's slot in a peer's segment.
+    /// Copies `bytes` of the input to this rank's slot in a peer's segment.
     ///
     /// # Safety
     ///
-    /// `bytes` lie in `buffer` and fit in a slot.
-    unsafe fn push(&self, round: &Round, peer: u32, buffer: *const u8, bytes: &Range<usize>) {
+    /// `bytes` lie in the input and fit in a slot from `start` on.
+    unsafe fn push(&self, round: &Round, peer: u32, start: u64, bytes: &Range<usize>) {
+        let (to, stores) = (self.place(round, self.rank, start), self.distances.stores(peer));
         // SAFETY: `protocol`'s page proves that nobody reads the slot by now: this rank has begun the round.
         unsafe {
-            let from = buffer.add(bytes.start);
-            self.group.segment(peer).copy_in(round.half, self.block, self.rank, from, bytes.len());
+            self.group.segment(peer).copy_in(to, self.input.add(bytes.start), bytes.len(), self.isa, stores);
         }
     }
 
-    /// Copies `bytes` of `buffer` to the start of this rank's own staging.
+    /// Copies `bytes` of the input to this rank's own staging.
     ///
     /// # Safety
     ///
-    /// `bytes` lie in `buffer` and fit in the slots of a half.
-    unsafe fn stage(&self, round: &Round, buffer: *const u8, bytes: &Range<usize>) {
+    /// `bytes` lie in the input and fit in the slots of a half from `start` on.
+    unsafe fn stage(&self, round: &Round, start: u64, bytes: &Range<usize>) {
+        let (to, stores) = (self.place(round, 0, start), self.distances.stores_for_all(self.peers()));
         // SAFETY: as in `push`.
-        unsafe { self.own().copy_in(round.half, self.block, 0, buffer.add(bytes.start), bytes.len()) }
+        unsafe { self.own().copy_in(to, self.input.add(bytes.start), bytes.len(), self.isa, stores) }
+    }
+
+    /// Copies `bytes` of the output from a place in a segment.
+    ///
+    /// # Safety
+    ///
+    /// They lie there, nobody writes them meanwhile, and they fit in the output.
+    unsafe fn fetch(&self, segment: u32, from: Place, bytes: &Range<usize>) {
+        let to = Target { to: self.output.wrapping_add(bytes.start), stores: self.output_stores() };
+        // SAFETY: the caller vouches for both.
+        unsafe { self.group.segment(segment).copy_out(from, to, bytes.len(), self.isa) }
+    }
+
+    fn place(&self, round: &Round, source: u32, start: u64) -> Place {
+        Place { half: round.half, block: self.block, source, start }
+    }
+
+    /// Bytes of all slots of a half.
+    fn half_bytes(&self) -> u64 {
+        self.group.layout.slot_bytes * u64::from(self.group.layout.world)
+    }
+
+    /// By which stores the output is written. One that is longer than a cache would only drive out what is in there.
+    fn output_stores(&self) -> Stores {
+        if self.bytes as u64 >= STREAMED_OUTPUT_BYTES { Stores::Streaming } else { Stores::Cached }
     }
 
     /// Tells every peer that the round is written, and waits until all have told so.
@@ -230,9 +333,11 @@ impl<'a> Exchange<'a> {
                 continue;
             }
             self.group.segment(peer).store_flag(half, self.block, self.rank, flag, self.group.flag_order());
+            self.group.segment(peer).wake(self.block);
         }
         let (group, rank, block, phase) = (self.group, self.rank, self.block, round.phase);
-        Wait { group, rank, block, phase, region: round.region, flag }.for_all(self.peers(), &mut None)
+        let wait = Wait { group, rank, block, phase, region: round.region, flag };
+        wait.for_all(self.peers(), self.distances, &mut None)
     }
 
     /// Ends a round once all of it is read.
@@ -240,24 +345,54 @@ impl<'a> Exchange<'a> {
         self.own().set_epoch(round.region, self.block, round.epoch);
     }
 
-    /// Reduces `bytes` of all ranks to the output: this rank's from its input, which is in its cache, the others' from
-    /// where `peer` says.
+    /// Reduces `bytes` of all ranks to the output and to every place that `also` names: this rank's from its input,
+    /// which is in its cache, the others' from where `peer` says. Places are in the segment of a rank.
     ///
     /// # Safety
     ///
-    /// `bytes` lie in input and output, and what `peer` gives is readable for as many, aligned to `T`.
-    unsafe fn reduce<T: Element>(&self, bytes: &Range<usize>, peer: impl Fn(u32, &mut Held) -> *const u8) {
+    /// `bytes` lie in input and output. Every place has as many; nobody writes those of `peer` meanwhile, and those of
+    /// `also` are this thread's alone.
+    unsafe fn reduce<T: Element>(
+        &self,
+        bytes: &Range<usize>,
+        peer: impl Fn(u32) -> (u32, Place),
+        also: impl Fn(u32) -> Option<(u32, Place)>,
+    ) {
         let world = self.group.layout.world as usize;
         let mut held = Held::default();
         let mut sources = [std::ptr::null(); MAX_RANKS as usize];
+        let output = Target { to: self.output.wrapping_add(bytes.start), stores: self.output_stores() };
+        let mut targets = [output; 1 + MAX_RANKS as usize];
+        let mut number = 1;
         for rank in 0..self.group.layout.world {
-            sources[rank as usize] =
-                if rank == self.rank { self.input.wrapping_add(bytes.start) } else { peer(rank, &mut held) };
+            // SAFETY: the caller vouches for the places, and `held` is dropped here.
+            unsafe {
+                sources[rank as usize] = if rank == self.rank {
+                    self.input.wrapping_add(bytes.start)
+                } else {
+                    let (segment, place) = peer(rank);
+                    self.group.segment(segment).read(place, bytes.len(), &mut held)
+                };
+            }
         }
-        let to = self.output.wrapping_add(bytes.start);
+        for rank in self.peers().chain([self.rank]) {
+            if let Some((segment, place)) = also(rank) {
+                let stores = if segment == self.rank {
+                    self.distances.stores_for_all(self.peers())
+                } else {
+                    self.distances.stores(segment)
+                };
+                // SAFETY: as above.
+                let to = unsafe { self.group.segment(segment).write(place, bytes.len(), &mut held) };
+                targets[number] = Target { to, stores };
+                number += 1;
+            }
+        }
+        let count = bytes.len() / size_of::<T>();
         // SAFETY: the caller vouches for the ranges; input and output are the same or apart and segments are apart from
-        // both; `isa` came from `Isa::widest`. Slots start on lines and parts on packs, so all is aligned.
-        unsafe { reduce::reduce::<T>(self.isa, self.op, &sources[..world], to, bytes.len() / size_of::<T>()) }
+        // both, as are the places from each other; `isa` came from `Isa::widest`. Slots start on lines and parts on
+        // packs, so all is aligned.
+        unsafe { reduce::reduce::<T>(self.isa, self.op, &sources[..world], &targets[..number], count) }
     }
 
     pub(super) fn own(&self) -> &'a Segment {

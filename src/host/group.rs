@@ -2,7 +2,11 @@
 
 #[cfg(not(any(loom, shuttle)))]
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::{
+    ops::Range,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use super::{
     packets::{self, Packets, Region},
@@ -21,7 +25,11 @@ use crate::{
 /// of the same memory: so no segment goes away while a peer may still touch it.
 pub(super) struct Group {
     pub(super) layout: Layout,
+    /// Where each segment has its symmetric memory.
+    pub(super) heap: Range<u64>,
     pub(super) timeout: Duration,
+    /// Whether a rank's record is written: threads of one rank may give up at once.
+    gave_up: Box<[Mutex<bool>]>,
     segments: Vec<Segment>,
     /// By which a rank that is a process sees whether others still are. Dropping them says that it leaves.
     #[cfg(not(any(loom, shuttle)))]
@@ -32,10 +40,14 @@ pub(super) struct Group {
 
 impl Group {
     pub(super) fn new(layout: Layout, options: &Options) -> Result<Group> {
-        Memory::check_room(Packets::new(&layout).segment_bytes().saturating_mul(layout.world.into()))?;
-        let segments = (0..layout.world).map(|_| Segment::new(&layout, options.first_epoch)).collect::<Result<_>>()?;
+        let heap = Packets::new(&layout).heap(options.symmetric_bytes);
+        Memory::check_room(heap.end.saturating_mul(layout.world.into()))?;
+        let segment = |_| Segment::new(&layout, options.symmetric_bytes, options.first_epoch);
+        let segments = (0..layout.world).map(segment).collect::<Result<_>>()?;
         Ok(Group {
             layout,
+            heap,
+            gave_up: (0..layout.world).map(|_| Mutex::new(false)).collect(),
             timeout: options.timeout,
             segments,
             #[cfg(not(any(loom, shuttle)))]
@@ -54,8 +66,9 @@ impl Group {
         seat: &mut Seat,
         open: impl Fn(usize, &OwnedFd) -> Result<Segment>,
     ) -> Result<Group> {
-        Memory::check_room(Packets::new(&layout).segment_bytes().saturating_mul(layout.world.into()))?;
-        let (own, file) = Segment::shared(&layout, options.first_epoch)?;
+        let heap = Packets::new(&layout).heap(options.symmetric_bytes);
+        Memory::check_room(heap.end.saturating_mul(layout.world.into()))?;
+        let (own, file) = Segment::shared(&layout, options.symmetric_bytes, options.first_epoch)?;
         let (mut own, rank) = (Some(own), seat.rank());
         let files = seat.all_gather_fds(vec![file])?;
         let mut segments = Vec::with_capacity(files.len());
@@ -86,6 +99,8 @@ impl Group {
         }
         Ok(Group {
             layout,
+            heap,
+            gave_up: (0..layout.world).map(|_| Mutex::new(false)).collect(),
             timeout: options.timeout,
             segments,
             lifelines,
@@ -124,10 +139,15 @@ impl Group {
 
     /// Ends the group because rank `rank` gave up. Returns what ended it, which is another error if another was first.
     ///
-    /// For that rank alone, which is in no call afterwards.
+    /// For that rank's threads alone, which are in no call afterwards. The first says why; whoever comes after it finds
+    /// the record whole.
     #[cold]
     pub(super) fn give_up(&self, rank: u32, error: Error) -> Error {
-        self.segment(rank).set_record(record::to_words(&error));
+        let mut gave_up = self.gave_up[rank as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        if !std::mem::replace(&mut *gave_up, true) {
+            self.segment(rank).set_record(record::to_words(&error));
+        }
+        drop(gave_up);
         self.end(1 + rank)
     }
 
@@ -177,6 +197,16 @@ impl Group {
             return true;
         }
         let _ = (epoch, writer, reader);
+        false
+    }
+
+    /// Whether a direct call goes on without this round.
+    pub(super) fn skips(&self, phase: crate::Phase) -> bool {
+        #[cfg(any(loom, shuttle))]
+        if self.fault == Fault::NoRound(phase) {
+            return true;
+        }
+        let _ = phase;
         false
     }
 
@@ -233,6 +263,9 @@ pub(super) enum Fault {
     /// The second round of a two-shot begins before the peers' headers of the first have come.
     #[cfg(any(loom, shuttle))]
     EarlySecondRound,
+    /// A direct call begins, or ends, without waiting for the peers.
+    #[cfg(any(loom, shuttle))]
+    NoRound(crate::Phase),
     /// Words that short messages don't reach keep their packets when the epoch wraps.
     #[cfg(any(loom, shuttle))]
     NoSweep,

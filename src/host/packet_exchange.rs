@@ -6,7 +6,7 @@ use super::{
     exchange::{Exchange, Round},
     packets::{PAYLOAD_BYTES, Region},
     priors::MAX_RANKS,
-    reduce,
+    reduce::{self, Stores, Target},
     sync::{AtomicU64, Instant, Ordering, fence},
     wait::Wait,
 };
@@ -126,6 +126,7 @@ impl<'a> Exchange<'a> {
         let flag = Flag { epoch: round.epoch, hash: self.hash };
         let header = segment.signal(Region::Packets, round.half, self.block, self.rank);
         header.store(flag.word(), Ordering::Release);
+        segment.wake(self.block);
     }
 
     /// Waits until every peer has announced the round.
@@ -134,7 +135,7 @@ impl<'a> Exchange<'a> {
         let (group, rank, block, phase) = (self.group, self.rank, self.block, round.phase);
         let mut arrivals =
             Arrivals { wait: Wait { group, rank, block, phase, region: Region::Packets, flag }, started: None };
-        arrivals.wait.for_all(self.peers(), &mut arrivals.started)?;
+        arrivals.wait.for_all(self.peers(), self.distances, &mut arrivals.started)?;
         Ok(arrivals)
     }
 
@@ -209,8 +210,8 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Reduces `bytes` of all ranks to the output piece by piece, as the peers' packets come. Calls `done` with each piece
-    /// that is written.
+    /// Reduces `bytes` of all ranks to the output piece by piece, as the peers' packets come. Calls `done` with each
+    /// piece that is written.
     ///
     /// # Safety
     ///
@@ -238,12 +239,13 @@ impl<'a> Exchange<'a> {
                 }
             }
             // SAFETY: the caller vouches for the range; input and output are the same or apart and the scratch is apart
-            // from both, with room for as much and just written; `isa` came from `Isa::widest`. Pieces start on packets, so
-            // all is aligned.
+            // from both, with room for as much and just written; `isa` came from `Isa::widest`. Pieces start on
+            // packets, so all is aligned.
             unsafe {
                 sources[self.rank as usize] = self.input.add(start);
                 let count = piece.len() / size_of::<T>();
-                reduce::reduce::<T>(self.isa, self.op, &sources[..world], self.output.add(start), count);
+                let output = Target { to: self.output.add(start), stores: Stores::Cached };
+                reduce::reduce::<T>(self.isa, self.op, &sources[..world], &[output], count);
             }
             done(piece);
         }

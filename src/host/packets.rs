@@ -32,6 +32,8 @@
 //! lap, whose epochs [`sweeps`] names, clear their slots before they fill them. Then a half's words of the lap's last round hold that
 //! epoch or 0, and those of its last but one clear even that in the next lap, before it is waited for again.
 
+use std::ops::Range;
+
 use crate::{
     Algorithm,
     protocol::layout::{LINE_BYTES, Layout},
@@ -141,6 +143,14 @@ impl Packets {
     /// Bytes of a segment with everything in it.
     pub(super) fn segment_bytes(&self) -> u64 {
         self.slot(2, 0, 0)
+    }
+
+    /// Where so many bytes of symmetric memory lie, behind everything else.
+    pub(super) fn heap(&self, symmetric_bytes: usize) -> Range<u64> {
+        const PAGE: u64 = 4096;
+        let start =
+            if symmetric_bytes == 0 { self.segment_bytes() } else { self.segment_bytes().next_multiple_of(PAGE) };
+        start..start.saturating_add(symmetric_bytes as u64)
     }
 
     /// The most bytes of a message in one chunk; `None` if the algorithm is not by packets.

@@ -4,29 +4,50 @@ use crate::protocol::plan::{Algorithm, Choice, Placement};
 
 /// The most ranks of a group.
 pub(super) const MAX_RANKS: u32 = 128;
-/// Blocks of a rank: its one thread.
-pub(super) const BLOCKS: u32 = 1;
+/// The most blocks of a rank, which are its threads.
+pub(super) const MAX_BLOCKS: u32 = 32;
+/// Bytes of a message for each thread that shares it. It takes a thread some microseconds to wake, in which one alone
+/// reduces as much.
+const BYTES_OF_A_BLOCK: u64 = 128 << 10;
 /// Bytes of staging per rank, both halves together, where the caller doesn't say: a chunk of 1 MiB between two ranks,
 /// which stays in the cache.
 pub(super) const STAGING_BYTES: usize = 4 << 20;
 
+/// From here on outputs are written past the caches.
+pub(super) const STREAMED_OUTPUT_BYTES: u64 = 4 << 20;
+
 /// Packets are never chosen: twice the bytes cost more than the flag's line that they save, at every size
 /// (docs/measurements.md).
 ///
-/// Between two ranks all algorithms move the same bytes: the two-shot has half as much to fetch in each round, which shows
-/// up to 8 KiB, and from there on the one round less of the one-shot counts.
-const TWO_RANKS_TWO_SHOT_BYTES: u64 = 8 << 10;
-/// Among more, a one-shot reads the message once for each rank, so it hands over the earlier the more there are: at 64 KiB
-/// with four. Pulling copies it once and not once for each peer.
+/// Among more than two, a one-shot reads the message once for each rank, so it hands over the earlier the more there
+/// are: at 64 KiB with four. Pulling copies it once and not once for each peer. Between two ranks all algorithms move
+/// the same bytes.
 const ONE_SHOT_BYTES_OF_ALL_RANKS: u64 = 256 << 10;
+/// Of tensors in symmetric memory, a one-shot fetches the peers' inputs once for each rank, and a two-shot hands over
+/// what is reduced, which costs more lines that have to be fetched to be written.
+const DIRECT_ONE_SHOT_BYTES_OF_ALL_RANKS: u64 = 32 << 10;
 
-pub(super) fn choose(bytes: u64, world: u32, _: Placement) -> Choice {
-    let algorithm = if world == 2 {
-        if bytes <= TWO_RANKS_TWO_SHOT_BYTES { Algorithm::TwoShot } else { Algorithm::OneShot }
-    } else if bytes.saturating_mul(world.into()) <= ONE_SHOT_BYTES_OF_ALL_RANKS {
-        Algorithm::OneShotPull
-    } else {
-        Algorithm::TwoShotPull
+/// The longest message that a one-shot takes in chunks as long as its slots.
+const WHOLE_CHUNKS_BYTES: u64 = 2 << 20;
+/// Of longer ones, whose input is not in a cache: a chunk is read twice, for the peer and for the sum, and stays in the
+/// core's own cache between the two.
+const LONG_CHUNK_BYTES: u64 = 128 << 10;
+
+/// The most that goes in one chunk of a message of so many bytes.
+pub(super) fn most_chunk_bytes(bytes: u64, algorithm: Algorithm) -> u64 {
+    if algorithm == Algorithm::OneShot && bytes > WHOLE_CHUNKS_BYTES { LONG_CHUNK_BYTES } else { u64::MAX }
+}
+
+/// What a group has to choose from: `threads` of a rank.
+pub(super) fn choose(bytes: u64, world: u32, placement: Placement, threads: u32) -> Choice {
+    let of_all_ranks = bytes.saturating_mul(world.into());
+    let algorithm = match placement {
+        Placement::Symmetric if of_all_ranks <= DIRECT_ONE_SHOT_BYTES_OF_ALL_RANKS => Algorithm::OneShotDirect,
+        Placement::Symmetric | Placement::SymmetricInPlace => Algorithm::TwoShotDirect,
+        _ if world == 2 => Algorithm::OneShot,
+        _ if of_all_ranks <= ONE_SHOT_BYTES_OF_ALL_RANKS => Algorithm::OneShotPull,
+        _ => Algorithm::TwoShotPull,
     };
-    Choice { algorithm, blocks: BLOCKS, threads: 1 }
+    let blocks = u64::from(threads).min(bytes / BYTES_OF_A_BLOCK).max(1) as u32;
+    Choice { algorithm, blocks, threads: 1 }
 }

@@ -2,11 +2,12 @@
 
 use std::mem::offset_of;
 #[cfg(not(any(loom, shuttle)))]
-use std::os::fd::OwnedFd;
+use std::{os::fd::OwnedFd, time::Duration};
 
 use super::{
     packets::{Packets, Region},
     record,
+    reduce::{Isa, Stores, Target},
     sync::{AtomicU32, AtomicU64, Held, Memory, Ordering},
 };
 use crate::{
@@ -28,6 +29,17 @@ pub(super) struct Segment {
     pub(super) lie: Option<Lie>,
 }
 
+/// A place in the staging.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) half: u32,
+    pub(super) block: u32,
+    /// Whose slot it is.
+    pub(super) source: u32,
+    /// How far behind the slot's start, in bytes.
+    pub(super) start: u64,
+}
+
 /// What a test makes of a peer's mapping.
 #[cfg(all(test, not(any(loom, shuttle))))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,21 +52,21 @@ pub(super) enum Lie {
 
 impl Segment {
     /// A segment with no flag set and no packet, whose blocks have all finished `first_epoch` in both regions.
-    pub(super) fn new(layout: &Layout, first_epoch: u32) -> Result<Segment> {
-        Ok(Segment::fresh(layout, first_epoch, Memory::new(layout)?))
+    pub(super) fn new(layout: &Layout, symmetric_bytes: usize, first_epoch: u32) -> Result<Segment> {
+        Ok(Segment::fresh(layout, first_epoch, Memory::new(layout, symmetric_bytes)?))
     }
 
     /// Such a segment, and the descriptor by which other processes open it.
     #[cfg(not(any(loom, shuttle)))]
-    pub(super) fn shared(layout: &Layout, first_epoch: u32) -> Result<(Segment, OwnedFd)> {
-        let (memory, file) = Memory::shared(layout)?;
+    pub(super) fn shared(layout: &Layout, symmetric_bytes: usize, first_epoch: u32) -> Result<(Segment, OwnedFd)> {
+        let (memory, file) = Memory::shared(layout, symmetric_bytes)?;
         Ok((Segment::fresh(layout, first_epoch, memory), file))
     }
 
     /// The segment of a rank that is another process.
     #[cfg(not(any(loom, shuttle)))]
-    pub(super) fn open(layout: &Layout, file: &OwnedFd) -> Result<Segment> {
-        Ok(Segment::of(layout, Memory::open(layout, file)?))
+    pub(super) fn open(layout: &Layout, symmetric_bytes: usize, file: &OwnedFd) -> Result<Segment> {
+        Ok(Segment::of(layout, Memory::open(layout, symmetric_bytes, file)?))
     }
 
     fn fresh(layout: &Layout, first_epoch: u32, memory: Memory) -> Segment {
@@ -154,6 +166,33 @@ impl Segment {
         self.abort().store(word, Ordering::Release);
     }
 
+    /// Sleeps until a peer hands over something to the owner's block, at most for so long. `is_there` looks whether one
+    /// has. For the owner's thread alone.
+    ///
+    /// The word that says so and the peer's flag are two, and nothing orders a peer's store of the one and its load of
+    /// the other, so a peer may miss that this thread sleeps. Then it sleeps to the end, which is why that is near;
+    /// a fence in every hand-over would cost short calls more.
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) fn sleep(&self, block: u32, at_most: Duration, is_there: impl FnOnce() -> bool) {
+        let sleeps = self.memory.word_32(sleeper_offset(block));
+        sleeps.store(1, Ordering::SeqCst);
+        if !is_there() {
+            self.memory.sleep(sleeper_offset(block), 1, at_most);
+        }
+        sleeps.store(0, Ordering::Relaxed);
+    }
+
+    /// Wakes the owner's block, if it sleeps: after something was handed over to it.
+    #[inline]
+    pub(super) fn wake(&self, block: u32) {
+        // The models have no time, and nobody sleeps there.
+        #[cfg(not(any(loom, shuttle)))]
+        if self.memory.word_32(sleeper_offset(block)).load(Ordering::Relaxed) != 0 {
+            self.memory.wake(sleeper_offset(block));
+        }
+        let _ = block;
+    }
+
     /// `writer`'s flag of a half, which for packets is the header of its slot. Waits poll it; `writer` alone stores it.
     pub(super) fn signal(&self, region: Region, half: u32, block: u32, writer: u32) -> &AtomicU64 {
         // In a peer's segment a signal is only written.
@@ -176,55 +215,98 @@ impl Segment {
         self.signal(Region::Flags, half, block, writer).store(flag.word(), order);
     }
 
-    /// Copies into the slot of `source`, from its start.
+    /// Copies into the slot of `source`, from `start` on.
     ///
     /// # Safety
     ///
-    /// `from` is readable for `bytes` bytes, and the protocol gives the slot to this thread.
-    pub(super) unsafe fn copy_in(&self, half: u32, block: u32, source: u32, from: *const u8, bytes: usize) {
+    /// `from` is readable for `bytes` bytes, `isa` is available, and the protocol gives the slot to this thread.
+    pub(super) unsafe fn copy_in(&self, at: Place, from: *const u8, bytes: usize, isa: Isa, stores: Stores) {
         #[cfg(all(test, not(any(loom, shuttle))))]
         if let Some(Lie::Stale(one_in)) = self.lie {
             use crate::protocol::layout::LINE_BYTES;
-            let start = self.layout.slot(half, block, source);
+            let start = self.offset(at);
             for at in (0..bytes as u64).step_by(LINE_BYTES as usize) {
                 if !((start + at) / LINE_BYTES).is_multiple_of(one_in) {
                     let length = (bytes as u64 - at).min(LINE_BYTES) as usize;
-                    // SAFETY: as below, for a line of it: slots start on lines.
-                    unsafe { self.memory.copy_in(start + at, from.add(at as usize), length) }
+                    // SAFETY: as below, for a line of it: places are on lines.
+                    unsafe { self.memory.copy_in(start + at, from.add(at as usize), length, isa, stores) }
                 }
             }
             return;
         }
         // SAFETY: slots are apart from the words; the caller vouches for the rest.
-        unsafe { self.memory.copy_in(self.layout.slot(half, block, source), from, bytes) }
+        unsafe { self.memory.copy_in(self.offset(at), from, bytes, isa, stores) }
     }
 
-    /// Copies out of the slot of `source`, from `start` on.
+    /// Copies out of a slot.
     ///
     /// # Safety
     ///
-    /// `to` is writable for `bytes` bytes, and nobody writes the slot meanwhile, as the protocol has it.
-    pub(super) unsafe fn copy_out(&self, half: u32, block: u32, source: u32, start: u64, to: *mut u8, bytes: usize) {
+    /// The target is writable for `bytes` bytes, `isa` is available, and nobody writes the slot meanwhile, as the
+    /// protocol has it.
+    pub(super) unsafe fn copy_out(&self, at: Place, target: Target, bytes: usize, isa: Isa) {
         // SAFETY: slots are apart from the words; the caller vouches for the rest.
-        unsafe { self.memory.copy_out(self.layout.slot(half, block, source) + start, to, bytes) }
+        unsafe { self.memory.copy_out(self.offset(at), target, bytes, isa) }
     }
 
-    /// The slot of `source` from `start` on, to be read in place while `held` lives.
+    /// A slot, to be written in place while `held` lives.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Segment::copy_in`], until `held` is dropped, which must be before the segment is.
+    pub(super) unsafe fn write(&self, at: Place, bytes: usize, held: &mut Held) -> *mut u8 {
+        #[cfg(all(test, not(any(loom, shuttle))))]
+        if let Some(Lie::Stale(_)) = self.lie {
+            let mut lines = vec![0u64; bytes.div_ceil(size_of::<u64>())];
+            let to = lines.as_mut_ptr().cast();
+            let segment: *const Segment = self;
+            // SAFETY: the caller drops `held` before the segment, and vouches for the slot until then.
+            held.at_the_end.push(Box::new(move || unsafe {
+                (*segment).copy_in(at, lines.as_ptr().cast(), bytes, Isa::Portable, Stores::Cached);
+            }));
+            return to;
+        }
+        // SAFETY: slots are apart from the words; the caller vouches for the rest.
+        unsafe { self.memory.write(self.offset(at), bytes, held) }
+    }
+
+    /// A slot, to be read in place while `held` lives.
     ///
     /// # Safety
     ///
     /// As for [`Segment::copy_out`], until `held` is dropped, which must be before the segment is.
-    pub(super) unsafe fn read(
-        &self,
-        half: u32,
-        block: u32,
-        source: u32,
-        start: u64,
-        bytes: usize,
-        held: &mut Held,
-    ) -> *const u8 {
+    pub(super) unsafe fn read(&self, at: Place, bytes: usize, held: &mut Held) -> *const u8 {
         // SAFETY: slots are apart from the words; the caller vouches for the rest.
-        unsafe { self.memory.read(self.layout.slot(half, block, source) + start, bytes, held) }
+        unsafe { self.memory.read(self.offset(at), bytes, held) }
+    }
+
+    /// The address of a piece of the heap, for its owner.
+    pub(super) fn symmetric(&self, offset: u64) -> *mut u8 {
+        self.memory.address(offset)
+    }
+
+    /// A piece of the heap, to be read in place while `held` lives.
+    ///
+    /// # Safety
+    ///
+    /// The piece is of the heap, and a call lends it to this thread to read. `held` is dropped before the segment is.
+    pub(super) unsafe fn read_symmetric(&self, offset: u64, bytes: usize, held: &mut Held) -> *const u8 {
+        // SAFETY: the heap is apart from the words; the caller vouches for the rest.
+        unsafe { self.memory.read(offset, bytes, held) }
+    }
+
+    /// A piece of the heap, to be written in place while `held` lives.
+    ///
+    /// # Safety
+    ///
+    /// The piece is of the heap, and this thread's alone. `held` is dropped before the segment is.
+    pub(super) unsafe fn write_symmetric(&self, offset: u64, bytes: usize, held: &mut Held) -> *mut u8 {
+        // SAFETY: the heap is apart from the words; the caller vouches for the rest.
+        unsafe { self.memory.write(offset, bytes, held) }
+    }
+
+    fn offset(&self, at: Place) -> u64 {
+        self.layout.slot(at.half, at.block, at.source) + at.start
     }
 
     fn epoch_offset(&self, region: Region, block: u32) -> u64 {
@@ -249,11 +331,23 @@ fn call_offset(index: usize) -> u64 {
 }
 
 /// The record lies behind what both backends have in their control.
-fn record_offset(index: usize) -> u64 {
+const fn record_offset(index: usize) -> u64 {
     const END: usize = size_of::<peersum_control>() + record::WORDS * size_of::<u64>();
     const { assert!(END <= PEERSUM_CONTROL_BYTES as usize) };
     debug_assert!(index < record::WORDS);
     (size_of::<peersum_control>() + index * size_of::<u64>()) as u64
+}
+
+/// Whether a block sleeps, on a line of its own: peers look at it in each round.
+#[cfg(not(any(loom, shuttle)))]
+fn sleeper_offset(block: u32) -> u64 {
+    const START: u32 = 512;
+    const EACH: u32 = 64;
+    const {
+        assert!(record_offset(record::WORDS - 1) + 8 <= START as u64);
+        assert!(START + super::priors::MAX_BLOCKS * EACH <= PEERSUM_CONTROL_BYTES);
+    }
+    u64::from(START + block * EACH)
 }
 
 /// Where the words of 8 bytes of the control lie that this backend uses.

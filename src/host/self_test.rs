@@ -34,8 +34,8 @@ pub(super) fn run(communicator: &mut Communicator, options: &Options, seat: &mut
     Ok(())
 }
 
-/// Every algorithm with one element, some, and so many that each line of both halves of the staging is used: a
-/// one-shot's chunks take turns, a two-shot's take both.
+/// Every algorithm with one element, some, and so many that each line of both halves of the staging is used: chunks
+/// take turns, and a two-shot's parts fill half a slot.
 fn trials(communicator: &mut Communicator) -> Result<Vec<Trial>> {
     let mut trials = Vec::new();
     for algorithm in super::ALGORITHMS {
@@ -46,8 +46,8 @@ fn trials(communicator: &mut Communicator) -> Result<Vec<Trial>> {
             Ok::<_, Error>(plan.map(|plan| Trial { plan, count, unit_bytes, parts: Parts::Even }))
         };
         let Some(Trial { plan: Plan { chunk_bytes, .. }, .. }) = trial(1)? else { continue };
-        let chunks = if algorithm.rounds() == 1 { 2 } else { 1 };
-        let long = chunks * chunk_bytes as usize / size_of::<f32>() + ODD;
+        let blocks = communicator.group().layout.max_blocks as usize;
+        let long = 2 * blocks * chunk_bytes as usize / size_of::<f32>() + ODD;
         for count in [1, 1000, long] {
             trials.extend(trial(count)?);
         }

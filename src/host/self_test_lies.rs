@@ -59,13 +59,13 @@ fn meet<R: Send>(
             .filter(|liar| (liar.rank, liar.peer) == (rank, peer))
             .map(|liar| liar.how)
         {
-            None => Segment::open(layout, file),
-            Some(How::Mirror) => Segment::new(layout, options.first_epoch),
+            None => Segment::open(layout, 0, file),
+            Some(How::Mirror) => Segment::new(layout, 0, options.first_epoch),
             Some(How::Refused) => {
                 Err(Error::System { call: "mmap of a segment", reason: "invalid resource handle".into() })
             }
             Some(How::Written(lie)) => {
-                let mut segment = Segment::open(layout, file)?;
+                let mut segment = Segment::open(layout, 0, file)?;
                 segment.lie = Some(lie);
                 Ok(segment)
             }

@@ -15,7 +15,11 @@ const COUNTS: [usize; 4] = [1, 40, 7, 33];
 
 /// `algorithms` take turns.
 fn calls(world: usize, algorithms: &'static [Algorithm], fault: Fault) {
-    let options = Options::default().staging_bytes(world * 2 * 128);
+    calls_by_slots(world, 128, algorithms, fault);
+}
+
+fn calls_by_slots(world: usize, slot_bytes: usize, algorithms: &'static [Algorithm], fault: Fault) {
+    let options = Options::default().staging_bytes(world * 2 * slot_bytes);
     let ranks = Communicator::faulty(world, &options, fault).unwrap();
     let threads = ranks.into_iter().map(|mut rank| {
         thread::spawn(move || {
@@ -56,6 +60,17 @@ fn check(world: usize, schedules: usize, fault: Fault) {
 #[test]
 fn four_ranks_agree() {
     check(4, 1000, Fault::None);
+}
+
+/// In slots of three lines short chunks take turns.
+#[test]
+fn four_ranks_agree_where_chunks_take_turns() {
+    let orders: [&[Algorithm]; 3] =
+        [&[OneShot], &[TwoShot, OneShotPull], &[TwoShotPull, OneShot, TwoShot, OneShotPull]];
+    for algorithms in orders {
+        shuttle::check_random(move || calls_by_slots(4, 384, algorithms, Fault::None), 1000);
+        shuttle::check_pct(move || calls_by_slots(4, 384, algorithms, Fault::None), 1000, 3);
+    }
 }
 
 #[test]

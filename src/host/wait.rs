@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{
+    distance::Distances,
     group::Group,
     packets::Region,
     sync::{self, Instant, Ordering},
@@ -16,6 +17,11 @@ use crate::{Error, Phase, Result, protocol::call::Flag};
 const SPINS: u32 = if cfg!(shuttle) { 2 } else { 100 };
 /// Yields between two looks at the abort word and the clock.
 const YIELDS: u32 = if cfg!(shuttle) { 2 } else { 16 };
+
+/// How long a thread polls and yields before it sleeps. A sleep and a wake are some 10 µs; who has waited for as long
+/// as this may wait for much longer.
+#[cfg(not(any(loom, shuttle)))]
+const AWAKE: Duration = Duration::from_millis(1);
 
 /// Between two looks at whether the peer's process still is, which is a system call.
 const LIFE: Duration = Duration::from_micros(500);
@@ -36,11 +42,34 @@ impl Wait<'_> {
     /// Waits for the flags of all `peers`; one deadline holds for all waits with the same `started`.
     ///
     /// What a peer wrote before it released its flag happens before the return.
-    pub(super) fn for_all(&self, peers: impl Iterator<Item = u32>, started: &mut Option<Instant>) -> Result<()> {
+    pub(super) fn for_all(
+        &self,
+        peers: impl Iterator<Item = u32>,
+        distances: &Distances,
+        started: &mut Option<Instant>,
+    ) -> Result<()> {
+        let timed = distances.is_due();
         for peer in peers {
-            self.until(peer, started, || self.poll(peer))?;
+            if !(timed && self.timed(peer, distances)?) {
+                self.until(peer, started, || self.poll(peer))?;
+            }
         }
         Ok(())
+    }
+
+    /// Polls as [`Wait::until`] does at first, and tells how long the load took that found the flag. Whether one did.
+    #[cold]
+    fn timed(&self, peer: u32, distances: &Distances) -> Result<bool> {
+        for _ in 0..SPINS {
+            let begun = Instant::now();
+            sync::hold_loads();
+            if self.poll(peer)? {
+                distances.note(peer, begun.elapsed());
+                return Ok(true);
+            }
+            sync::spin_loop();
+        }
+        Ok(false)
     }
 
     /// Waits until `poll` finds what `peer` sends in this round.
@@ -90,6 +119,12 @@ impl Wait<'_> {
             }
             if let Some(error) = lost {
                 return Err(self.group.give_up(self.rank, error));
+            }
+            #[cfg(not(any(loom, shuttle)))]
+            if waited >= AWAKE && waited < self.group.timeout {
+                let at_most = LIFE.min(self.group.timeout - waited);
+                let is_there = || poll().unwrap_or(true) || self.group.check(self.rank).is_err();
+                self.group.segment(self.rank).sleep(self.block, at_most, is_there);
             }
             if waited >= self.group.timeout {
                 return Err(self.group.give_up(

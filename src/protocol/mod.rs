@@ -20,6 +20,10 @@
 //! round e+2 at the earliest, which no peer starts before this rank has released round e+1, that is after it left the
 //! poll. So a poll compares for equality and no wrap of the epoch can confuse it.
 //!
+//! On the host stores may pass the caches by, which a release does not order on x86; the loops that make them end with
+//! the fence that does, so "writes, then releases" holds for them too (`host/reduce`). Where in its half a round writes is any
+//! place that the ranks compute alike.
+//!
 //! The argument uses nothing of what the slots hold, so one epoch a block serves all algorithms by flags and they may
 //! alternate. Those by LL packets have slots and epochs of their own, and an argument of their own: `kernels/packets.cuh`,
 //! and `src/host/packets.rs` for the host.

@@ -25,11 +25,10 @@ pub enum Algorithm {
     /// Two-shot by LL packets.
     TwoShotLl,
     /// Every rank loads all peers' inputs where they are, without staging: for inputs in symmetric memory. Two barriers and
-    /// a load there and back, (N−1)·S bytes out of each. CUDA only.
+    /// a load there and back, (N−1)·S bytes out of each.
     OneShotDirect,
     /// Every rank loads its part of all peers' inputs where they are, and stores the result into all peers' outputs: for
-    /// inputs and outputs in symmetric memory. Two barriers and a load there and back, 2(N−1)/N·S bytes out of each. CUDA
-    /// only.
+    /// inputs and outputs in symmetric memory. Two barriers and a load there and back, 2(N−1)/N·S bytes out of each.
     TwoShotDirect,
     /// NCCL's all-reduce, behind a gate at which all ranks meet: a round of flags that tells ranks whose calls differ, and
     /// ends in an error where one doesn't come. What NCCL does is its own choice, and so are the bits. CUDA only, where NCCL
@@ -201,7 +200,7 @@ pub struct Plan {
     pub algorithm: Algorithm,
     /// Blocks (CTAs) that share the message.
     pub blocks: u32,
-    /// Threads of a block. The host backend has one.
+    /// Threads of a block. The host backend has one, and a block is a thread there.
     pub threads: u32,
     /// Bytes that a block moves in one chunk: a multiple of [`Algorithm::unit_bytes`], or on the
     /// host of what its packets carry.

@@ -165,9 +165,9 @@ mod tests {
         let size = (1000, DType::F32);
         let field = Field::new(&mut group, &algorithms, &options, Home::Plain, Placement::OutOfPlace, size).unwrap();
         let plans: Vec<_> = field.candidates.iter().map(|candidate| candidate.plan.unwrap().algorithm).collect();
-        assert_eq!(plans, [Algorithm::TwoShot, Algorithm::TwoShotPull]);
+        assert_eq!(plans, [Algorithm::OneShot, Algorithm::TwoShotPull]);
         assert_eq!(field.others[1], Ok(1));
         assert_eq!(field.others[0], Err("NCCL is for GPUs".to_owned()));
-        assert!(field.others[2].as_ref().unwrap_err().contains("on GPUs only"));
+        assert!(field.others[2].as_ref().unwrap_err().contains("in symmetric memory"));
     }
 }

@@ -124,16 +124,16 @@ mod tests {
 
     #[test]
     fn borders_are_found_to_the_element() {
-        let mut group = HostGroup::new(2, &Options::default(), &[]).unwrap();
+        let mut group = HostGroup::new(4, &Options::default(), &[]).unwrap();
         let mut plan = |bytes: usize| {
             let plan = group.plan(Way::Chosen, Home::Plain.of(Placement::OutOfPlace), bytes / 4, DType::F32);
             plan.unwrap().unwrap()
         };
         let plans = [1 << 10, 64 << 10, 1 << 20].map(|bytes| (bytes, plan(bytes))).to_vec();
         let outlook = Outlook { plans, missing: Vec::new() };
-        // The last size that the host's priors have for the two-shot between two ranks is 8 KiB.
+        // The last size that the host's priors have for the one-shot among four ranks is 64 KiB.
         let borders = outlook.borders(4, |bytes| Some(plan(bytes).algorithm));
-        assert_eq!(borders, [((8 << 10) + 4, Algorithm::OneShot)]);
+        assert_eq!(borders, [((64 << 10) + 4, Algorithm::TwoShotPull)]);
     }
 
     #[test]

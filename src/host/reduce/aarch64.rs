@@ -2,26 +2,31 @@
 
 use std::arch::aarch64::*;
 
-use super::{Vector, by_op};
+use super::{Places, Target, Vector, by_op};
 use crate::{Element, ReduceOp};
 
 /// # Safety
 ///
-/// As for [`super::reduce`]; the CPU has NEON.
+/// As for [`super::by_isa`]; the CPU has NEON.
 #[target_feature(enable = "neon")]
-pub(super) unsafe fn reduce<T: Element>(op: ReduceOp, sources: &[*const u8], to: *mut T, count: usize) {
+pub(super) unsafe fn reduce<T: Element>(op: ReduceOp, sources: &[*const u8], targets: &[Target], count: usize) {
     // SAFETY: this function has the instructions enabled; the caller vouches for the rest.
-    unsafe { by_op::<float32x4_t, T>(op, sources, to, count) }
+    unsafe { by_op::<float32x4_t, T>(op, sources, targets, count) }
 }
 
 impl Vector for float32x4_t {
     const LANES: usize = 4;
+    type Narrower = f32;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: the caller may use NEON.
         unsafe { vdupq_n_f32(value) }
     }
+
+    // What asks for lines is not stable for this target.
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn load_f32(from: *const f32) -> Self {
@@ -46,32 +51,35 @@ impl Vector for float32x4_t {
     }
 
     #[inline(always)]
-    unsafe fn store_f32(self, to: *mut f32) {
-        // SAFETY: the caller vouches for 4 elements and for NEON.
-        unsafe { vst1q_f32(to, self) }
+    unsafe fn store_f32(self, places: Places<'_>) {
+        // SAFETY: the caller vouches for 4 elements in each place and for NEON.
+        unsafe {
+            let value = canonical(self);
+            places.each(|to, _| vst1q_f32(to.cast(), value));
+        }
     }
 
     #[inline(always)]
-    unsafe fn store_f16(self, to: *mut u16) {
-        // SAFETY: the caller vouches for 4 elements and for NEON.
+    unsafe fn store_f16(self, places: Places<'_>) {
+        // SAFETY: the caller vouches for 4 elements in each place and for NEON.
         unsafe {
             let mut lanes = [0.0f32; 4];
             vst1q_f32(lanes.as_mut_ptr(), self);
             for (lane, value) in lanes.into_iter().enumerate() {
-                <f32 as Vector>::store_f16(value, to.add(lane));
+                <f32 as Vector>::store_f16(value, Places { offset: places.offset + 2 * lane, ..places });
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn store_bf16(self, to: *mut u16) {
-        // SAFETY: the caller vouches for 4 elements and for NEON.
+    unsafe fn store_bf16(self, places: Places<'_>) {
+        // SAFETY: the caller vouches for 4 elements in each place and for NEON.
         unsafe {
             // The rounding is the portable lane's, which says why.
-            let bits = vreinterpretq_u32_f32(self);
+            let bits = vreinterpretq_u32_f32(canonical(self));
             let last = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
-            let rounded = vaddq_u32(bits, vaddq_u32(last, vdupq_n_u32(0x7fff)));
-            vst1_u16(to, vshrn_n_u32::<16>(rounded));
+            let rounded = vshrn_n_u32::<16>(vaddq_u32(bits, vaddq_u32(last, vdupq_n_u32(0x7fff))));
+            places.each(|to, _| vst1_u16(to.cast(), rounded));
         }
     }
 
@@ -99,10 +107,13 @@ impl Vector for float32x4_t {
         // SAFETY: the caller may use NEON; FMIN is as FMAX.
         unsafe { vminq_f32(self, other) }
     }
+}
 
-    #[inline(always)]
-    unsafe fn canonical(self) -> Self {
-        // SAFETY: the caller may use NEON.
-        unsafe { vbslq_f32(vceqq_f32(self, self), self, vdupq_n_f32(f32::NAN)) }
-    }
+/// # Safety
+///
+/// The caller may use NEON.
+#[inline(always)]
+unsafe fn canonical(value: float32x4_t) -> float32x4_t {
+    // SAFETY: the caller may use NEON.
+    unsafe { vbslq_f32(vceqq_f32(value, value), value, vdupq_n_f32(f32::NAN)) }
 }

@@ -1,15 +1,20 @@
-//! The reduction of N sources to one, in f32 and in rank order, with one rounding.
+//! The reduction of N sources to one, in f32 and in rank order, with one rounding; and the copies beside it.
 //!
 //! One loop, generic over the vector ([`Vector`]), the element type and the reduction ([`Fold`]); `portable`, `x86` and
-//! `aarch64` bring the vectors. All vectors give the same bits: every step is one IEEE operation, or integer arithmetic,
-//! per element. A result that is NaN is always the same NaN, since which of two payloads an addition keeps is up to the
-//! instruction and the order of its operands, which the compiler may swap in one loop and not in another.
+//! `aarch64` bring the vectors. All vectors give the same bits: every step is one IEEE operation, or integer
+//! arithmetic, per element. A result that is NaN is always the same NaN, since which of two payloads an addition keeps
+//! is up to the instruction and the order of its operands, which the compiler may swap in one loop and not in another.
+//!
+//! A loop can write its result to several places at once, so that what goes to the caller and to peers is not read
+//! again, and by stores that pass the caches by ([`Stores`]).
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+use std::mem::MaybeUninit;
 
 use crate::{DType, Element, ReduceOp};
 
@@ -21,6 +26,12 @@ pub(super) enum Isa {
     /// AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// AVX-512: F, BW, DQ and VL, as all have since Skylake's servers.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// The same and its conversions to bf16.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
     /// NEON.
     #[cfg(target_arch = "aarch64")]
     Neon,
@@ -29,9 +40,21 @@ pub(super) enum Isa {
 impl Isa {
     /// All that this CPU has, the widest last.
     pub(super) fn available() -> impl DoubleEndedIterator<Item = Isa> {
+        #[cfg(target_arch = "x86_64")]
+        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+        #[cfg(target_arch = "x86_64")]
+        let avx512 = avx2
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
         let wider = [
             #[cfg(target_arch = "x86_64")]
-            (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")).then_some(Isa::Avx2),
+            avx2.then_some(Isa::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            avx512.then_some(Isa::Avx512),
+            #[cfg(target_arch = "x86_64")]
+            (avx512 && is_x86_feature_detected!("avx512bf16")).then_some(Isa::Avx512Bf16),
             #[cfg(target_arch = "aarch64")]
             std::arch::is_aarch64_feature_detected!("neon").then_some(Isa::Neon),
         ];
@@ -43,53 +66,214 @@ impl Isa {
     pub(super) fn widest() -> Isa {
         Isa::available().next_back().unwrap_or(Isa::Portable)
     }
-}
 
-/// Reduces `count` elements of every source to `to`. The sources are in rank order.
-///
-/// # Safety
-///
-/// `isa` is available. Every source is readable and `to` writable for `count` elements of `T`, aligned to `T`, and `to`
-/// is one of the sources or apart from it. `sources` is not empty.
-pub(super) unsafe fn reduce<T: Element>(isa: Isa, op: ReduceOp, sources: &[*const u8], to: *mut u8, count: usize) {
-    let to = to.cast::<T>();
-    // SAFETY: the caller's promises are handed on; each arm's instructions are the ones that `isa` names.
-    unsafe {
-        match isa {
-            Isa::Portable => by_op::<f32, T>(op, sources, to, count),
+    /// Whether it has stores that pass the caches by.
+    fn streams(self) -> bool {
+        match self {
+            Isa::Portable => false,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => x86::reduce::<T>(op, sources, to, count),
+            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => true,
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => aarch64::reduce::<T>(op, sources, to, count),
+            Isa::Neon => false,
         }
     }
 }
 
-/// Some f32 lanes, and how they come from memory and go there.
+/// How stores go to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stores {
+    /// Through the caches.
+    Cached,
+    /// Past them (non-temporal), where the CPU can. Whoever is handed what was stored so needs no more than for cached
+    /// stores: the loops end with the fence that orders them.
+    Streaming,
+}
+
+/// Where a loop writes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub(super) to: *mut u8,
+    pub(super) stores: Stores,
+}
+
+/// Bytes of a line. Streaming stores go to whole ones.
+const LINE: usize = 64;
+/// Bytes of a result that are kept on the stack where the targets can't be written together.
+const SCRATCH_BYTES: usize = if cfg!(any(loom, shuttle)) { 256 } else { 4 << 10 };
+/// Below this a loop doesn't begin with single elements to come to a line's start.
+const ALIGN_FROM_BYTES: usize = 1 << 10;
+
+/// How far ahead lines are asked for.
+const PREFETCH_BYTES: usize = 1 << 10;
+
+#[repr(align(64))]
+struct Scratch(MaybeUninit<[u8; SCRATCH_BYTES]>);
+
+/// Reduces `count` elements of every source to every target. The sources are in rank order.
 ///
-/// Every method is unsafe: it may only run where the vector's instructions are available. They are inlined into a function
-/// that has them enabled.
+/// All stores are ordered before a release by this thread.
+///
+/// # Safety
+///
+/// `isa` is available. Every source is readable and every target writable for `count` elements of `T`, aligned to `T`.
+/// The targets are apart from each other, and each is one of the sources or apart from them. There is one of each at
+/// least.
+pub(super) unsafe fn reduce<T: Element>(
+    isa: Isa,
+    op: ReduceOp,
+    sources: &[*const u8],
+    targets: &[Target],
+    count: usize,
+) {
+    let streams = isa.streams() && targets.iter().any(|target| target.stores == Stores::Streaming);
+    let together = match *targets {
+        [_] => true,
+        [a, b] => !streams || (a.to as usize).wrapping_sub(b.to as usize).is_multiple_of(LINE),
+        _ => false,
+    };
+    if together {
+        // SAFETY: the caller's promises are handed on.
+        unsafe { by_isa::<T>(isa, op, sources, targets, count) }
+    } else {
+        let mut scratch = Scratch(MaybeUninit::uninit());
+        let from = scratch.0.as_mut_ptr().cast::<u8>();
+        let mut of_piece: [*const u8; super::priors::MAX_RANKS as usize] = [std::ptr::null(); _];
+        let most = SCRATCH_BYTES / size_of::<T>();
+        for start in (0..count).step_by(most) {
+            let (length, offset) = (most.min(count - start), start * size_of::<T>());
+            for (piece, source) in of_piece.iter_mut().zip(sources) {
+                *piece = source.wrapping_add(offset);
+            }
+            let piece = Target { to: from, stores: Stores::Cached };
+            // SAFETY: the scratch has room for a piece and is apart from all; the rest are parts of what the caller
+            // vouches for, and all sources of a piece are read before a target of it is written.
+            unsafe {
+                by_isa::<T>(isa, op, &of_piece[..sources.len()], &[piece], length);
+                for target in targets {
+                    let to = target.to.wrapping_add(offset);
+                    copy(isa, from, Target { to, ..*target }, length * size_of::<T>());
+                }
+            }
+        }
+    }
+    if streams {
+        fence_streaming();
+    }
+}
+
+/// Copies `bytes` bytes. All stores are ordered before a release by this thread.
+///
+/// # Safety
+///
+/// `isa` is available, `from` is readable and the target writable for so many bytes, and they are apart.
+pub(super) unsafe fn copy(isa: Isa, from: *const u8, target: Target, bytes: usize) {
+    let head = (target.to as usize).wrapping_neg() % LINE;
+    // The C library's copy takes an instruction for strings, which is slower to begin with lines of another core's.
+    if !isa.streams() || bytes < head + LINE {
+        // SAFETY: the caller vouches for both.
+        unsafe { target.to.copy_from_nonoverlapping(from, bytes) }
+        return;
+    }
+    let lines = (bytes - head) / LINE;
+    let tail = head + lines * LINE;
+    // SAFETY: head, lines and tail are the bytes, in three parts; the lines start on one, and `isa` has their stores.
+    unsafe {
+        target.to.copy_from_nonoverlapping(from, head);
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => x86::copy_lines(from.add(head), target.to.add(head), lines, target.stores),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Avx512Bf16 => {
+                x86::copy_lines_512(from.add(head), target.to.add(head), lines, target.stores)
+            }
+            _ => unreachable!("only these stream"),
+        }
+        target.to.add(tail).copy_from_nonoverlapping(from.add(tail), bytes - tail);
+    }
+    if target.stores == Stores::Streaming {
+        fence_streaming();
+    }
+}
+
+/// Orders this thread's streaming stores before what it stores next.
+///
+/// x86 orders a store behind all earlier ones but for these; so a release, which is an ordinary store there, would not
+/// be behind them.
+fn fence_streaming() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 CPU has it, and it touches no memory.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+/// # Safety
+///
+/// As for [`reduce`], of one target or two; if any streams, they are as far into their lines.
+unsafe fn by_isa<T: Element>(isa: Isa, op: ReduceOp, sources: &[*const u8], targets: &[Target], count: usize) {
+    // SAFETY: the caller's promises are handed on; each arm's instructions are the ones that `isa` names.
+    unsafe {
+        match isa {
+            Isa::Portable => by_op::<f32, T>(op, sources, targets, count),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => x86::reduce::<T>(op, sources, targets, count),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => x86::reduce_512::<T>(op, sources, targets, count),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => x86::reduce_512_bf16::<T>(op, sources, targets, count),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => aarch64::reduce::<T>(op, sources, targets, count),
+        }
+    }
+}
+
+/// Where a vector goes: so many bytes behind each target. Only on a multiple of the vector's bytes may it stream.
+#[derive(Clone, Copy)]
+struct Places<'a> {
+    targets: &'a [Target],
+    offset: usize,
+    aligned: bool,
+}
+
+impl Places<'_> {
+    /// Calls `put` with each place and the stores that it takes: the same for all vectors of a call, so well foretold.
+    #[inline(always)]
+    fn each(self, mut put: impl FnMut(*mut u8, Stores)) {
+        for target in self.targets {
+            let stores = if self.aligned { target.stores } else { Stores::Cached };
+            put(target.to.wrapping_add(self.offset), stores);
+        }
+    }
+}
+
+/// Some f32 lanes, and how they come from memory and go there. Which lane has which element is the vector's own affair.
+///
+/// Every method is unsafe: it may only run where the vector's instructions are available. They are inlined into a
+/// function that has them enabled.
 trait Vector: Copy {
     /// The number of elements.
     const LANES: usize;
+    /// What does the rest of fewer elements.
+    type Narrower: Vector;
 
     unsafe fn splat(value: f32) -> Self;
+    /// Asks for a line that will be loaded. It may lie anywhere, and not be there.
+    unsafe fn prefetch(from: *const u8);
     unsafe fn load_f32(from: *const f32) -> Self;
     unsafe fn load_f16(from: *const u16) -> Self;
     unsafe fn load_bf16(from: *const u16) -> Self;
-    unsafe fn store_f32(self, to: *mut f32);
-    /// Rounds to nearest, ties to even.
-    unsafe fn store_f16(self, to: *mut u16);
-    /// Rounds to nearest, ties to even. No lane is a NaN but the canonical one.
-    unsafe fn store_bf16(self, to: *mut u16);
+    /// Every NaN becomes [`f32::NAN`].
+    unsafe fn store_f32(self, places: Places<'_>);
+    /// Rounds to nearest, ties to even. Every NaN becomes that of [`f32::NAN`].
+    unsafe fn store_f16(self, places: Places<'_>);
+    /// Rounds to nearest, ties to even. Every NaN becomes that of [`f32::NAN`].
+    unsafe fn store_bf16(self, places: Places<'_>);
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn divide(self, by: Self) -> Self;
     /// NaN where either is; +0 is greater than −0.
     unsafe fn max(self, other: Self) -> Self;
     /// NaN where either is; −0 is less than +0.
     unsafe fn min(self, other: Self) -> Self;
-    /// The same, with every NaN replaced by [`f32::NAN`].
-    unsafe fn canonical(self) -> Self;
 }
 
 /// A reduction, as a fold and what follows it.
@@ -147,16 +331,16 @@ impl Fold for Min {
 
 /// # Safety
 ///
-/// As for [`reduce`], where V's instructions are available.
+/// As for [`by_isa`], where V's instructions are available.
 #[inline(always)]
-unsafe fn by_op<V: Vector, T: Element>(op: ReduceOp, sources: &[*const u8], to: *mut T, count: usize) {
+unsafe fn by_op<V: Vector, T: Element>(op: ReduceOp, sources: &[*const u8], targets: &[Target], count: usize) {
     // SAFETY: the caller's promises are handed on.
     unsafe {
         match op {
-            ReduceOp::Sum => by_world::<V, T, Sum>(sources, to, count),
-            ReduceOp::Average => by_world::<V, T, Average>(sources, to, count),
-            ReduceOp::Max => by_world::<V, T, Max>(sources, to, count),
-            ReduceOp::Min => by_world::<V, T, Min>(sources, to, count),
+            ReduceOp::Sum => by_number::<V, T, Sum>(sources, targets, count),
+            ReduceOp::Average => by_number::<V, T, Average>(sources, targets, count),
+            ReduceOp::Max => by_number::<V, T, Max>(sources, targets, count),
+            ReduceOp::Min => by_number::<V, T, Min>(sources, targets, count),
         }
     }
 }
@@ -165,13 +349,14 @@ unsafe fn by_op<V: Vector, T: Element>(op: ReduceOp, sources: &[*const u8], to: 
 ///
 /// As for [`by_op`].
 #[inline(always)]
-unsafe fn by_world<V: Vector, T: Element, F: Fold>(sources: &[*const u8], to: *mut T, count: usize) {
+unsafe fn by_number<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targets: &[Target], count: usize) {
     // SAFETY: the caller's promises are handed on.
     unsafe {
-        match *sources {
-            // With the number known, the loop over the sources is gone and their addresses stay in registers.
-            [a, b] => all::<V, T, F>(&[a, b], to, count),
-            _ => all::<V, T, F>(sources, to, count),
+        // With the numbers known, the loops over sources and targets are gone and their addresses stay in registers.
+        match (sources, targets) {
+            (&[a, b], &[to]) => all::<V, T, F>(&[a, b], &[to], count),
+            (&[a, b], &[to, also]) => all::<V, T, F>(&[a, b], &[to, also], count),
+            _ => all::<V, T, F>(sources, targets, count),
         }
     }
 }
@@ -180,36 +365,68 @@ unsafe fn by_world<V: Vector, T: Element, F: Fold>(sources: &[*const u8], to: *m
 ///
 /// As for [`by_op`].
 #[inline(always)]
-unsafe fn all<V: Vector, T: Element, F: Fold>(sources: &[*const u8], to: *mut T, count: usize) {
-    // SAFETY: every access lies below `count`; the caller's promises are handed on.
+unsafe fn all<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targets: &[Target], count: usize) {
+    // SAFETY: every access lies below `count`; the caller's promises are handed on. Vectors of T go to multiples of
+    // their bytes, which divide a line, once the targets start on one.
     unsafe {
         let mut start = 0;
+        if count * size_of::<T>() >= ALIGN_FROM_BYTES {
+            // Loads that span two lines cost less than such stores, and streaming ones can't.
+            let head = (targets[0].to as usize).wrapping_neg() % LINE / size_of::<T>();
+            while start < head {
+                tile::<f32, T, F, 1, false>(sources, targets, start);
+                start += 1;
+            }
+            while count - start >= 4 * V::LANES {
+                tile::<V, T, F, 4, true>(sources, targets, start);
+                start += 4 * V::LANES;
+            }
+        }
         while count - start >= 4 * V::LANES {
-            tile::<V, T, F, 4>(sources, to, start);
+            tile::<V, T, F, 4, false>(sources, targets, start);
             start += 4 * V::LANES;
         }
         while count - start >= V::LANES {
-            tile::<V, T, F, 1>(sources, to, start);
+            tile::<V, T, F, 1, false>(sources, targets, start);
             start += V::LANES;
         }
+        while count - start >= V::Narrower::LANES {
+            tile::<V::Narrower, T, F, 1, false>(sources, targets, start);
+            start += V::Narrower::LANES;
+        }
         while start < count {
-            tile::<f32, T, F, 1>(sources, to, start);
+            tile::<f32, T, F, 1, false>(sources, targets, start);
             start += 1;
         }
     }
 }
 
-/// Reduces the elements of `WIDTH` vectors, from `start` on. All is loaded before anything is stored, so `to` may be one
-/// of the sources.
+/// Reduces the elements of `WIDTH` vectors, from `start` on. All is loaded before anything is stored, so a target may
+/// be one of the sources.
 ///
 /// # Safety
 ///
-/// As for [`by_op`], with `start + WIDTH * V::LANES <= count`.
+/// As for [`by_op`], with `start + WIDTH * V::LANES <= count`. If it is `ALIGNED`, targets are at multiples of the
+/// bytes of a vector there.
 #[inline(always)]
-unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize>(sources: &[*const u8], to: *mut T, start: usize) {
+unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize, const ALIGNED: bool>(
+    sources: &[*const u8],
+    targets: &[Target],
+    start: usize,
+) {
     // SAFETY: the caller vouches for the range and the instructions.
     unsafe {
         let at = |source: *const u8, index: usize| source.cast::<T>().add(start + index * V::LANES);
+        if ALIGNED && size_of::<T>() < size_of::<f32>() {
+            // The conversions fill the window in which a core looks for loads, so fewer lines of another core's are asked for
+            // at once than it could wait for.
+            for &source in sources {
+                let ahead = at(source, 0).cast::<u8>().wrapping_add(PREFETCH_BYTES);
+                for offset in (0..WIDTH * V::LANES * size_of::<T>()).step_by(LINE) {
+                    V::prefetch(ahead.wrapping_add(offset));
+                }
+            }
+        }
         let mut sums = [V::splat(0.0); WIDTH];
         for (index, sum) in sums.iter_mut().enumerate() {
             *sum = load::<V, T>(at(sources[0], index));
@@ -221,7 +438,8 @@ unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize>(sources: &[*c
         }
         let world = V::splat(sources.len() as f32);
         for (index, sum) in sums.into_iter().enumerate() {
-            store::<V, T>(F::finish(sum, world).canonical(), to.add(start + index * V::LANES));
+            let offset = (start + index * V::LANES) * size_of::<T>();
+            store::<V, T>(F::finish(sum, world), Places { targets, offset, aligned: ALIGNED });
         }
     }
 }
@@ -243,15 +461,15 @@ unsafe fn load<V: Vector, T: Element>(from: *const T) -> V {
 
 /// # Safety
 ///
-/// `to` is writable for `V::LANES` elements, where V's instructions are available.
+/// All places are writable for `V::LANES` elements, where V's instructions are available.
 #[inline(always)]
-unsafe fn store<V: Vector, T: Element>(vector: V, to: *mut T) {
+unsafe fn store<V: Vector, T: Element>(vector: V, places: Places<'_>) {
     // SAFETY: as in `load`.
     unsafe {
         match T::DTYPE {
-            DType::F32 => vector.store_f32(to.cast()),
-            DType::F16 => vector.store_f16(to.cast()),
-            DType::BF16 => vector.store_bf16(to.cast()),
+            DType::F32 => vector.store_f32(places),
+            DType::F16 => vector.store_f16(places),
+            DType::BF16 => vector.store_bf16(places),
         }
     }
 }
@@ -265,8 +483,9 @@ mod tests {
     fn reduced<T: Element>(isa: Isa, op: ReduceOp, sources: &[Vec<T>]) -> Vec<T> {
         let mut to = vec![T::from_f32(7.0); sources[0].len()];
         let pointers: Vec<_> = sources.iter().map(|source| source.as_ptr().cast()).collect();
+        let target = Target { to: to.as_mut_ptr().cast(), stores: Stores::Cached };
         // SAFETY: `isa` is available, and all vectors have the first one's length.
-        unsafe { reduce::<T>(isa, op, &pointers, to.as_mut_ptr().cast(), to.len()) };
+        unsafe { reduce::<T>(isa, op, &pointers, &[target], to.len()) };
         to
     }
 
@@ -333,35 +552,96 @@ mod tests {
         all(bf16::from_bits, 0x7fc0);
     }
 
-    /// The stores round as `half` does, on ties, carries, overflows and subnormals. A NaN is `half`'s of the canonical one.
+    /// Wherever the targets lie in their lines, however many there are, and by whichever stores.
     #[test]
-    fn stores_round_as_half_does() {
-        fn store_all<V: Vector, const N: usize>(from: &[f32; N]) -> ([u16; N], [u16; N]) {
-            assert_eq!(V::LANES, N);
-            let (mut halves, mut brains) = ([0; N], [0; N]);
-            // SAFETY: the arrays hold as many lanes; the callers checked that the instructions are there.
-            unsafe {
-                let vector = V::load_f32(from.as_ptr()).canonical();
-                vector.store_f16(halves.as_mut_ptr());
-                vector.store_bf16(brains.as_mut_ptr());
+    fn every_target_gets_the_same_and_nothing_around_it_is_written() {
+        fn all<T: Element>(of_bits: impl Fn(u32) -> T) {
+            const CANARIES: usize = 40;
+            for (count, world) in [(3, 2), (700, 2), (700, 3), (2500, 2), (9001, 3)] {
+                let sources: Vec<Vec<T>> =
+                    (0..world).map(|rank| patterns(count, rank * 77 + 5).map(&of_bits).collect()).collect();
+                let pointers: Vec<_> = sources.iter().map(|source| source.as_ptr().cast()).collect();
+                let expected = bits(&reduced(Isa::Portable, ReduceOp::Sum, &sources));
+                for isa in Isa::available() {
+                    for number in 1..=3 {
+                        for turn in 0..8 {
+                            let stores = |index| [Stores::Cached, Stores::Streaming][(turn >> index) & 1];
+                            // As far into their lines, and not.
+                            let start = |index| if turn % 3 == 0 { turn } else { turn + 5 * index } % CANARIES;
+                            let canary = T::from_f32(7.0);
+                            let mut buffers = vec![vec![canary; count + 2 * CANARIES]; number];
+                            let targets: Vec<_> = buffers
+                                .iter_mut()
+                                .enumerate()
+                                .map(|(index, buffer)| Target {
+                                    to: buffer[start(index)..].as_mut_ptr().cast(),
+                                    stores: stores(index),
+                                })
+                                .collect();
+                            // SAFETY: `isa` is available, and the sources and the rest of each buffer are long enough.
+                            unsafe { reduce::<T>(isa, ReduceOp::Sum, &pointers, &targets, count) };
+                            for (index, buffer) in buffers.iter().enumerate() {
+                                let (from, to) = (start(index), start(index) + count);
+                                let what = format!("{count} of {} by {isa:?}, target {index}, {turn}", T::DTYPE);
+                                assert!(bits(&buffer[from..to]) == expected, "{what}");
+                                let around = bits(&[&buffer[..from], &buffer[to..]].concat());
+                                assert!(around.iter().all(|&bits| bits == self::bits(&[canary])[0]), "{what}");
+                            }
+                        }
+                    }
+                }
             }
-            (halves, brains)
         }
-        let values: Vec<f32> = patterns(1 << 20, 1).map(f32::from_bits).collect();
-        for lanes in values.chunks_exact(8) {
-            let lanes: [f32; 8] = lanes.try_into().unwrap();
-            let canonical = lanes.map(|value| if value.is_nan() { f32::NAN } else { value });
-            let halves = canonical.map(|value| f16::from_f32(value).to_bits());
-            let brains = canonical.map(|value| bf16::from_f32(value).to_bits());
-            for lane in 0..8 {
-                let stored = store_all::<f32, 1>(&[lanes[lane]]);
-                assert_eq!(stored, ([halves[lane]], [brains[lane]]), "{:#x}", lanes[lane].to_bits());
-            }
-            #[cfg(target_arch = "x86_64")]
-            if Isa::available().any(|isa| isa == Isa::Avx2) {
-                use std::arch::x86_64::__m256;
-                assert_eq!(store_all::<__m256, 8>(&lanes), (halves, brains), "{lanes:?}");
+        all(f32::from_bits);
+        all(|bits| f16::from_bits((bits >> 16) as u16));
+        all(|bits| bf16::from_bits((bits >> 16) as u16));
+    }
+
+    #[test]
+    fn copies_are_whole_and_nothing_around_them_is_written() {
+        let from: Vec<u8> = (0..5000).map(|index| (index % 251) as u8 + 1).collect();
+        for isa in Isa::available() {
+            for stores in [Stores::Cached, Stores::Streaming] {
+                for bytes in [0, 1, 63, 64, 65, 127, 128, 200, 4097] {
+                    for (at, skip) in [(0, 0), (1, 3), (16, 0), (63, 64), (64, 1)] {
+                        let mut to = vec![0u8; 4400];
+                        let target = Target { to: to[at..].as_mut_ptr(), stores };
+                        // SAFETY: `isa` is available, and both vectors have so many bytes from there on.
+                        unsafe { copy(isa, from[skip..].as_ptr(), target, bytes) };
+                        assert_eq!(
+                            to[at..at + bytes],
+                            from[skip..skip + bytes],
+                            "{isa:?}, {stores:?}, {bytes} at {at}"
+                        );
+                        assert!(to[..at].iter().chain(&to[at + bytes..]).all(|&byte| byte == 0));
+                    }
+                }
             }
         }
+    }
+
+    /// Sums of two 16-bit numbers round as `half` does, on ties, carries, overflows and subnormals. A NaN is `half`'s
+    /// of the canonical one.
+    #[test]
+    fn sums_round_as_half_does() {
+        fn all<T: Element>(of_bits: impl Fn(u32) -> T) {
+            let sources: Vec<Vec<T>> = (1..3).map(|seed| patterns(1 << 20, seed).map(&of_bits).collect()).collect();
+            // Neighbours in size, whose sums need more digits than they have, and subnormals beside zeros.
+            let near: Vec<T> = sources[0].iter().map(|value| T::from_f32(value.to_f32() / 300.0)).collect();
+            let zeros = vec![T::from_f32(0.0); near.len()];
+            let tiny: Vec<T> = (0..near.len() as u32).map(|bits| of_bits((bits % 0x180) << 16)).collect();
+            for pair in [sources.clone(), vec![sources[0].clone(), near], vec![zeros, tiny]] {
+                let sum = |(a, b): (&T, &T)| {
+                    let sum = a.to_f32() + b.to_f32();
+                    T::from_f32(if sum.is_nan() { f32::NAN } else { sum })
+                };
+                let expected: Vec<T> = pair[0].iter().zip(&pair[1]).map(sum).collect();
+                for isa in Isa::available() {
+                    assert!(bits(&reduced(isa, ReduceOp::Sum, &pair)) == bits(&expected), "{} by {isa:?}", T::DTYPE);
+                }
+            }
+        }
+        all(|bits| f16::from_bits((bits >> 16) as u16));
+        all(|bits| bf16::from_bits((bits >> 16) as u16));
     }
 }

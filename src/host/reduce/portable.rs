@@ -2,15 +2,19 @@
 
 use half::f16;
 
-use super::Vector;
+use super::{Places, Vector};
 
 impl Vector for f32 {
     const LANES: usize = 1;
+    type Narrower = f32;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         value
     }
+
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn load_f32(from: *const f32) -> Self {
@@ -31,25 +35,27 @@ impl Vector for f32 {
     }
 
     #[inline(always)]
-    unsafe fn store_f32(self, to: *mut f32) {
-        // SAFETY: the caller vouches for one element.
-        unsafe { *to = self }
+    unsafe fn store_f32(self, places: Places<'_>) {
+        let value = canonical(self);
+        // SAFETY: the caller vouches for one element in each place.
+        places.each(|to, _| unsafe { *to.cast::<f32>() = value });
     }
 
     #[inline(always)]
-    unsafe fn store_f16(self, to: *mut u16) {
-        // SAFETY: the caller vouches for one element.
-        unsafe { *to = f16::from_f32(self).to_bits() }
+    unsafe fn store_f16(self, places: Places<'_>) {
+        let bits = f16::from_f32(canonical(self)).to_bits();
+        // SAFETY: the caller vouches for one element in each place.
+        places.each(|to, _| unsafe { *to.cast::<u16>() = bits });
     }
 
     #[inline(always)]
-    unsafe fn store_bf16(self, to: *mut u16) {
-        let bits = self.to_bits();
+    unsafe fn store_bf16(self, places: Places<'_>) {
+        let bits = canonical(self).to_bits();
         // Adding half of the last place, less one if that place is even, carries exactly where rounding goes up. The
         // greatest sum is that of the canonical NaN, which stays one; infinity stays infinity.
-        let rounded = bits + 0x7fff + (bits >> 16 & 1);
-        // SAFETY: the caller vouches for one element.
-        unsafe { *to = (rounded >> 16) as u16 }
+        let rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        // SAFETY: the caller vouches for one element in each place.
+        places.each(|to, _| unsafe { *to.cast::<u16>() = rounded as u16 });
     }
 
     #[inline(always)]
@@ -89,9 +95,9 @@ impl Vector for f32 {
             other
         }
     }
+}
 
-    #[inline(always)]
-    unsafe fn canonical(self) -> Self {
-        if self.is_nan() { f32::NAN } else { self }
-    }
+#[inline(always)]
+fn canonical(value: f32) -> f32 {
+    if value.is_nan() { f32::NAN } else { value }
 }

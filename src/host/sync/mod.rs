@@ -31,3 +31,13 @@ pub(super) use std::{
     thread::yield_now,
     time::Instant,
 };
+
+/// Lets no load after it begin before what comes before it has ended, where that can be asked for. It orders nothing
+/// that others see: it is for timing a load.
+pub(super) fn hold_loads() {
+    #[cfg(all(target_arch = "x86_64", not(any(loom, shuttle))))]
+    // SAFETY: every x86-64 CPU has it, and it touches no memory.
+    unsafe {
+        std::arch::x86_64::_mm_lfence();
+    }
+}

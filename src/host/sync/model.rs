@@ -6,7 +6,10 @@ use std::{cell::UnsafeCell, collections::HashMap, ops::Range, time::Duration};
 use super::{AtomicU32, AtomicU64};
 use crate::{
     Result,
-    host::packets::Packets,
+    host::{
+        packets::Packets,
+        reduce::{Isa, Stores, Target},
+    },
     protocol::{layout::Layout, split::PACK_BYTES},
 };
 
@@ -32,6 +35,9 @@ pub(in crate::host) struct Memory {
     /// Slot after slot: a header and packets, without what lies between slots.
     packets: Vec<AtomicU64>,
     staging: u64,
+    /// Those of the heap follow.
+    staging_packs: usize,
+    heap: u64,
     cells: Vec<Cell>,
     /// In units of 16 bytes, so that the payload is aligned.
     data: Box<[UnsafeCell<u128>]>,
@@ -43,7 +49,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    pub(in crate::host) fn new(layout: &Layout) -> Result<Memory> {
+    pub(in crate::host) fn new(layout: &Layout, symmetric_bytes: usize) -> Result<Memory> {
         let control = crate::host::segment::control_words_64();
         let mut words_64: HashMap<_, _> = control.map(|offset| (offset, AtomicU64::new(0))).collect();
         for parity in 0..2 {
@@ -57,13 +63,16 @@ impl Memory {
         let words = layout_of_packets.slots() * (1 + layout_of_packets.slot_packets());
         let control = crate::host::segment::control_words(layout);
         let staging = layout.slot(0, 0, 0);
-        let packs = ((layout.segment_bytes() - staging) / PACK_BYTES) as usize;
+        let staging_packs = ((layout.segment_bytes() - staging) / PACK_BYTES) as usize;
+        let packs = staging_packs + symmetric_bytes.div_ceil(PACK_BYTES as usize);
         Ok(Memory {
             words_32: control.map(|offset| (offset, AtomicU32::new(0))).collect(),
             words_64,
             layout_of_packets,
             packets: (0..words).map(|_| AtomicU64::new(0)).collect(),
             staging,
+            staging_packs,
+            heap: layout_of_packets.heap(symmetric_bytes).start,
             cells: (0..packs).map(|_| Cell::new()).collect(),
             data: (0..packs).map(|_| UnsafeCell::new(0)).collect(),
         })
@@ -96,7 +105,7 @@ impl Memory {
     /// # Safety
     ///
     /// As for `mapping::Memory::copy_in`.
-    pub(in crate::host) unsafe fn copy_in(&self, offset: u64, from: *const u8, bytes: usize) {
+    pub(in crate::host) unsafe fn copy_in(&self, offset: u64, from: *const u8, bytes: usize, _: Isa, _: Stores) {
         for (pack, piece) in self.pieces(offset, bytes) {
             let _writing = self.cells[pack].write();
             // SAFETY: the piece lies in the range that the caller vouches for, and the cell just said that nobody else
@@ -108,7 +117,8 @@ impl Memory {
     /// # Safety
     ///
     /// As for `mapping::Memory::copy_out`.
-    pub(in crate::host) unsafe fn copy_out(&self, offset: u64, to: *mut u8, bytes: usize) {
+    pub(in crate::host) unsafe fn copy_out(&self, offset: u64, target: Target, bytes: usize, _: Isa) {
+        let to = target.to;
         for (pack, piece) in self.pieces(offset, bytes) {
             let _reading = self.cells[pack].read();
             // SAFETY: as in `copy_in`, the other way round.
@@ -120,13 +130,32 @@ impl Memory {
     ///
     /// As for `mapping::Memory::read`.
     pub(in crate::host) unsafe fn read(&self, offset: u64, bytes: usize, held: &mut Held) -> *const u8 {
-        held.0.extend(self.pieces(offset, bytes).map(|(pack, _)| self.cells[pack].read()));
+        held.reading.extend(self.pieces(offset, bytes).map(|(pack, _)| self.cells[pack].read()));
+        self.at(offset, 0)
+    }
+
+    /// # Safety
+    ///
+    /// As for `mapping::Memory::write`.
+    pub(in crate::host) unsafe fn write(&self, offset: u64, bytes: usize, held: &mut Held) -> *mut u8 {
+        held.writing.extend(self.pieces(offset, bytes).map(|(pack, _)| self.cells[pack].write()));
+        self.at(offset, 0)
+    }
+
+    fn first_pack(&self, offset: u64) -> usize {
+        let in_heap = self.data.len() > self.staging_packs && offset >= self.heap;
+        let (start, before) = if in_heap { (self.heap, self.staging_packs) } else { (self.staging, 0) };
+        before + ((offset - start) / PACK_BYTES) as usize
+    }
+
+    /// The address of a pack, whoever is there.
+    pub(in crate::host) fn address(&self, offset: u64) -> *mut u8 {
         self.at(offset, 0)
     }
 
     fn at(&self, offset: u64, start: usize) -> *mut u8 {
         // `pieces` looked every pack up; the pointer is the whole slice's, since a reading spans packs.
-        let index = (offset - self.staging) as usize + start;
+        let index = self.first_pack(offset) * PACK_BYTES as usize + (offset % PACK_BYTES) as usize + start;
         self.data.as_ptr().cast_mut().cast::<u8>().wrapping_add(index)
     }
 
@@ -134,15 +163,18 @@ impl Memory {
     fn pieces(&self, offset: u64, bytes: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
         // A part without elements may start where the message ends.
         assert!(bytes == 0 || offset.is_multiple_of(PACK_BYTES), "payload starts on a pack");
-        let first = ((offset - self.staging) / PACK_BYTES) as usize;
+        let first = self.first_pack(offset);
         let pack = PACK_BYTES as usize;
         (0..bytes.div_ceil(pack)).map(move |index| (first + index, index * pack..((index + 1) * pack).min(bytes)))
     }
 }
 
-/// What is being read in place.
+/// What is being read or written in place.
 #[derive(Default)]
-pub(in crate::host) struct Held(Vec<cell::Read>);
+pub(in crate::host) struct Held {
+    reading: Vec<cell::Read>,
+    writing: Vec<cell::Write>,
+}
 
 use cell::Cell;
 
@@ -153,6 +185,7 @@ mod cell {
 
     pub(super) struct Cell(UnsafeCell<()>);
     pub(super) type Read = ConstPtr<()>;
+    pub(super) type Write = MutPtr<()>;
 
     impl Cell {
         pub(super) fn new() -> Cell {
@@ -163,7 +196,7 @@ mod cell {
             self.0.get()
         }
 
-        pub(super) fn write(&self) -> MutPtr<()> {
+        pub(super) fn write(&self) -> Write {
             self.0.get_mut()
         }
     }
