@@ -25,6 +25,7 @@ fn none_of_a_billion_is_torn() {
         let reader = rank.second_stream();
         for packets in [false, true] {
             let zeros = vec![0u8; 16 * PLACES];
+            rank.context.bind_to_thread().unwrap();
             // SAFETY: the memory has so many bytes, and nothing else uses it now.
             unsafe { cudarc::driver::result::memcpy_htod_sync(places.address(), &zeros).unwrap() };
             let counts = rank.stream.clone_htod(&[0u64; 3]).unwrap();
