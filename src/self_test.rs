@@ -41,6 +41,7 @@ pub(crate) enum Parts {
     /// They differ by one unit at most, the longer ones first.
     Even,
     /// All are as long as the first, but for what there is not.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     Alike,
 }
 
