@@ -270,12 +270,12 @@ fn what_can_not_run_is_said_before_anything_is_measured() {
         ("-o prod", "sum, avg, max, min, all"),
         ("-d double", "float, half, bfloat16, all"),
         ("--algorithm ring", "one-shot, two-shot"),
-        ("--backend host --blocks 100000 -e 1K", "100000 blocks"),
+        ("--backend host --blocks 100000 -e 1K", "blocks = 100000"),
         ("--backend host -G 5", "--cudagraph"),
         ("--backend host --devices 0", "--devices"),
         ("--backend host --threads 64", "--threads"),
         ("--backend host --overlap late", "--overlap"),
-        ("--backend host --algorithm two-shot-direct", "two-shot-direct can't run this call: it runs on GPUs only"),
+        ("--backend host --algorithm two-shot-direct", "two-shot-direct can't run this call: it needs tensors in symmetric memory"),
         ("--backend host -R 2", "-R 2"),
         ("-N 0", "-N 0"),
         ("--backend host -g 100000", "100000"),
@@ -403,15 +403,14 @@ fn a_flipped_bit_of_the_choice_is_not_laid_to_the_others() {
 fn the_plot_shows_what_was_timed_and_where_the_choice_changes() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("all.svg");
-    let output = perf(&format!(
-        "--backend host -g 2 -b 1K -e 64K -n 2 -c 0 -N 2 --compare one-shot-pull --plot {}",
-        file.display()
-    ));
+    let output =
+        perf(&format!("--backend host -g 8 -b 1K -e 64K -n 2 -c 0 -N 2 --compare one-shot --plot {}", file.display()));
     assert!(output.status.success(), "{}", stderr(&output));
     let svg = std::fs::read_to_string(&file).expect("the drawing is there");
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    // Two ranks: a two-shot up to 8 KiB, whose border no size of the run has.
-    for words in ["peersum", "one-shot-pull", "one-shot from 8 KiB", "busbw (GB/s)", "time of a call (µs)", "16 KiB"] {
+    // Eight ranks: a one-shot up to 32 KiB, whose border no size of the run has.
+    for words in ["peersum", "one-shot", "two-shot-pull from 32 KiB", "busbw (GB/s)", "time of a call (µs)", "16 KiB"]
+    {
         assert!(svg.contains(words), "{words}");
     }
     // In both panels a line for each, of four sizes whatever the cycles; and one for each in the legend.

@@ -336,3 +336,28 @@ fn the_current_context_stays_the_callers() {
         rank.meet();
     });
 }
+
+/// Field case A35 (torch/cutorch#114, meta-pytorch/torchcomms#2399): access to a peer that the caller has enabled is no error
+/// here, and stays when communicators go. The library maps its own memory, and neither enables access nor takes it away.
+#[test]
+fn access_that_the_caller_has_enabled_stays() {
+    let Some(devices) = harness::devices() else { return };
+    let devices = devices.of(2);
+    if devices[0] == devices[1] {
+        return eprintln!("skipped: there is one device");
+    }
+    let contexts = devices.clone().into_iter().map(|device| cudarc::driver::CudaContext::new(device).unwrap());
+    let contexts: Vec<_> = contexts.collect();
+    contexts[0].bind_to_thread().unwrap();
+    // SAFETY: both contexts live until the end.
+    let enable = || unsafe { sys::cuCtxEnablePeerAccess(contexts[1].cu_ctx(), 0) };
+    enable().result().unwrap();
+    for _ in 0..2 {
+        let ranks = Communicator::local(&devices, &harness::options()).unwrap();
+        ranks.iter().for_each(|rank| rank.check().unwrap());
+    }
+    contexts[0].bind_to_thread().unwrap();
+    assert_eq!(enable(), sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+    // SAFETY: as above; nothing uses the access.
+    unsafe { sys::cuCtxDisablePeerAccess(contexts[1].cu_ctx()) }.result().unwrap();
+}

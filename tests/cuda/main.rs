@@ -14,6 +14,7 @@ mod failures;
 mod faults;
 mod graphs;
 mod harness;
+mod kinds;
 mod nccl;
 mod overlap;
 mod packets;

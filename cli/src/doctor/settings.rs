@@ -97,7 +97,12 @@ const KNOWN: [(&str, When, Weight, &str); 21] = [
         Weight::Moderate,
         "NICs don't read GPUs' memory: messages between nodes go through host memory",
     ),
-    ("NCCL_NVLS_ENABLE", When::Off, Weight::Moderate, "NVLink switches, where there are any, don't sum: large all-reduces take longer"),
+    (
+        "NCCL_NVLS_ENABLE",
+        When::Off,
+        Weight::Moderate,
+        "NVLink switches, where there are any, don't sum: large all-reduces take longer",
+    ),
     ("NCCL_CUMEM_ENABLE", When::Off, Weight::Note, "NCCL can't have NVLS, nor windows of symmetric memory"),
     (
         "NCCL_ALGO",
