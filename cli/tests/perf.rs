@@ -275,7 +275,10 @@ fn what_can_not_run_is_said_before_anything_is_measured() {
         ("--backend host --devices 0", "--devices"),
         ("--backend host --threads 64", "--threads"),
         ("--backend host --overlap late", "--overlap"),
-        ("--backend host --algorithm two-shot-direct", "two-shot-direct can't run this call: it needs tensors in symmetric memory"),
+        (
+            "--backend host --algorithm two-shot-direct",
+            "two-shot-direct can't run this call: it needs tensors in symmetric memory",
+        ),
         ("--backend host -R 2", "-R 2"),
         ("-N 0", "-N 0"),
         ("--backend host -g 100000", "100000"),

@@ -18,9 +18,18 @@ use std::{
 use contract::Kernel;
 use peersum::DType;
 
-/// Kernels of `kernels/verify.cu`, which talk to no peer, and of `kernels/probe.cu`, which reduce nothing: the stack is
+/// Kernels of `kernels/verify.cu` and `kernels/self_test.cu`, which are no part of a call, and of `kernels/probe.cu`, which reduce nothing: the stack is
 /// all that they are held to.
-const HELPERS: [&str; 5] = ["peersum_fill_", "peersum_check_", "peersum_advance", "peersum_empty", "peersum_probe_"];
+const HELPERS: [&str; 8] = [
+    "peersum_fill_",
+    "peersum_check_",
+    "peersum_advance",
+    "peersum_empty",
+    "peersum_probe_",
+    "peersum_read_",
+    "peersum_trial_",
+    "peersum_write_",
+];
 
 /// The images that build.rs left, or why there are none.
 fn images() -> Result<Vec<PathBuf>, String> {
