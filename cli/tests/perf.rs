@@ -1,10 +1,10 @@
 //! `peersum perf` from the outside, on the host backend.
 
-use std::{
-    path::Path,
-    process::{Command, Output, Stdio},
-};
+use std::process::{Command, Output, Stdio};
 
+mod printed;
+
+use printed::{report, rows, stderr, stdout};
 use serde_json::Value;
 
 fn perf(flags: &str) -> Output {
@@ -13,27 +13,6 @@ fn perf(flags: &str) -> Output {
         .args(flags.split_whitespace())
         .output()
         .expect("the command starts")
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).expect("the table is UTF-8")
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).expect("errors are UTF-8")
-}
-
-/// The lines that are not comments, in columns.
-fn rows(output: &Output) -> Vec<Vec<String>> {
-    stdout(output)
-        .lines()
-        .filter(|line| !line.starts_with('#'))
-        .map(|line| line.split_whitespace().map(str::to_owned).collect())
-        .collect()
-}
-
-fn report(path: &Path) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(path).expect("the report is there")).expect("the report is JSON")
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! `peersum perf` with ranks that are processes, on the host backend.
 
 use std::{
-    path::Path,
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
-use serde_json::Value;
+mod printed;
+
+use printed::{report, rows, stderr, stdout};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -30,29 +31,8 @@ fn job(world: usize, secret: &str, flags: &str) -> Vec<Output> {
     ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect()
 }
 
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).expect("the table is UTF-8")
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).expect("errors are UTF-8")
-}
-
 fn codes(outputs: &[Output]) -> Vec<Option<i32>> {
     outputs.iter().map(|output| output.status.code()).collect()
-}
-
-/// The lines that are not comments, in columns.
-fn rows(output: &Output) -> Vec<Vec<String>> {
-    stdout(output)
-        .lines()
-        .filter(|line| !line.starts_with('#'))
-        .map(|line| line.split_whitespace().map(str::to_owned).collect())
-        .collect()
-}
-
-fn report(path: &Path) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(path).expect("the report is there")).expect("the report is JSON")
 }
 
 #[test]
