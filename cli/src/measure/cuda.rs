@@ -676,7 +676,7 @@ fn uuid_name(bytes: [u8; 16]) -> String {
 }
 
 /// A driver's error, with the function that returned it and the driver's own words.
-fn failed(call: &'static str) -> impl Fn(DriverError) -> anyhow::Error {
+pub(crate) fn failed(call: &'static str) -> impl Fn(DriverError) -> anyhow::Error {
     move |error| {
         let words = error.error_string().map(|words| words.to_string_lossy().into_owned());
         anyhow!("{call} failed: {:?}{}", error.0, words.map(|words| format!(", {words}")).unwrap_or_default())

@@ -11,11 +11,13 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaStream, DriverError, result,
     sys::{self, CUdevice_attribute_enum as Attribute},
 };
+
+use crate::measure::cuda::failed;
 
 /// How long kernels wait for each other, or for the host.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
@@ -462,14 +464,6 @@ impl Drop for Pinned {
             // SAFETY: allocated by `new`, freed nowhere else, after what uses it was waited for.
             let _ = unsafe { result::free_host(self.host) };
         }
-    }
-}
-
-/// A driver's error, with the function that returned it and the driver's own words.
-fn failed(call: &'static str) -> impl Fn(DriverError) -> anyhow::Error {
-    move |error| {
-        let words = error.error_string().map(|words| words.to_string_lossy().into_owned());
-        anyhow!("{call} failed: {:?}{}", error.0, words.map(|words| format!(", {words}")).unwrap_or_default())
     }
 }
 
