@@ -12,7 +12,7 @@ use cudarc::driver::sys;
 
 use super::{Communicator, bytes_of, patience};
 use crate::{
-    Algorithm, DType, Error, Options, ReduceOp, Result,
+    Algorithm, DType, Error, Options, Plan, ReduceOp, Result,
     cuda::{
         driver::{Device, check},
         memory::{Scratch, Stream},
@@ -168,8 +168,7 @@ impl Bench {
         let mut report = Report::default();
         for (number, &(trial, tensors)) in trials.iter().enumerate() {
             let [input, output] = communicator.tensors(tensors, self.tensor.address());
-            let Choice { algorithm, blocks, threads } =
-                Choice { algorithm: trial.plan.algorithm, blocks: trial.plan.blocks, threads: trial.plan.threads };
+            let Plan { algorithm, blocks, threads, .. } = trial.plan;
             communicator.force(Some(Choice { algorithm, blocks, threads }))?;
             let number_word = number as u32;
             self.launch(self.fill, input, trial.count, number_word, communicator.rank)?;
