@@ -48,7 +48,7 @@ devices_of() { # RANKS: a device for each, an equal share of the ranks on each d
 
 tests=("$here/cuda_tests" --test-threads=1)
 PEERSUM_TEST_CALLS=$calls job tests_data 120 "${tests[@]}" data:: symmetric::every packets::
-PEERSUM_TEST_CALLS=30 job tests 150 "${tests[@]}" edges:: failures:: faults:: graphs:: overlap:: stress:: values:: \
+PEERSUM_TEST_CALLS=30 job tests 150 "${tests[@]}" edges:: failures:: faults:: graphs:: kinds:: overlap:: stress:: values:: \
   symmetric::a_ symmetric::memory symmetric::offsets symmetric::the_ symmetric::typed
 PEERSUM_TEST_CALLS=30 job tests_nccl 60 "${tests[@]}" nccl::
 if ((devices > 1)); then # a process for each device
@@ -77,11 +77,12 @@ if command -v compute-sanitizer > /dev/null; then
 fi
 
 peersum=$here/peersum
+PEERSUM_COMMAND=$peersum job tests_links 120 "$here/links_tests"
 job topo 20 "$peersum" topo --html "$results/topo.html"
 timeout 20 "$peersum" topo --json > "$results/topo.json"
 timeout 20 "$peersum" doctor > "$results/doctor.txt" 2>&1 # whose findings are no failure of this run
 all=$( ((devices > 1)) && seq -s, 0 $((devices - 1)) || echo 0,0)
-job p2p 60 "$peersum" p2p --devices "$all"
+job p2p 60 "$peersum" p2p --devices "$all" --html "$results/p2p.html"
 job probe 60 "$peersum" probe --devices "$all" -o "$results/probe.json"
 job paths 240 "$peersum" paths --devices "$all" -f 4 "${nccl[@]}" --html "$results/paths.html"
 

@@ -8,8 +8,9 @@ use std::{
 
 use serde_json::Value;
 
+/// The command: of this build, or of `PEERSUM_COMMAND` where the tests have been taken to another machine.
 fn peersum(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_peersum"))
+    Command::new(std::env::var("PEERSUM_COMMAND").unwrap_or_else(|_| env!("CARGO_BIN_EXE_peersum").to_owned()))
         .args(arguments)
         .env_remove("CUDA_VISIBLE_DEVICES")
         .output()
