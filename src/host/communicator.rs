@@ -8,6 +8,7 @@ use std::{
 };
 
 use super::{
+    crowd::Crowd,
     distance::Distances,
     exchange::Exchange,
     group::Group,
@@ -46,6 +47,8 @@ pub struct Communicator {
     isa: Isa,
     /// Of each block.
     distances: Box<[Distances]>,
+    /// Of each block.
+    crowds: Box<[Crowd]>,
     heap: Arc<Heap>,
     /// The threads of all blocks but the first.
     #[cfg(not(any(loom, shuttle)))]
@@ -221,6 +224,7 @@ impl Communicator {
         Ok(Communicator {
             rank,
             isa: Isa::widest(),
+            crowds: (0..max_blocks).map(|_| Crowd::new()).collect(),
             distances: (0..max_blocks).map(|_| Distances::new(world, options.host_stores)).collect(),
             heap: Arc::new(Heap::new(group.heap.clone())),
             #[cfg(not(any(loom, shuttle)))]
@@ -396,7 +400,7 @@ impl Communicator {
         )?;
         let chunk_bytes = match Packets::new(&self.group.layout).chunk_bytes(plan.algorithm) {
             Some(of_packets) => of_packets,
-            None => plan.chunk_bytes.min(priors::most_chunk_bytes(bytes, plan.algorithm)),
+            None => plan.chunk_bytes,
         };
         Ok(Some(Plan { threads: 1, chunk_bytes, ..plan }))
     }
@@ -468,6 +472,7 @@ impl Communicator {
             rank: self.rank,
             block,
             distances: &self.distances[block as usize],
+            crowd: &self.crowds[block as usize],
             isa: self.isa,
             op,
             plan,

@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use super::{
+    crowd::Crowd,
     distance::Distances,
     group::Group,
     packets::Region,
     priors::{MAX_RANKS, STREAMED_OUTPUT_BYTES},
-    reduce::{self, Isa, Stores, Target},
+    reduce::{self, Copying, Isa, Stores, Target},
     segment::{Place, Segment},
     sync::Held,
     wait::Wait,
@@ -30,6 +31,7 @@ pub(super) struct Exchange<'a> {
     pub(super) rank: u32,
     pub(super) block: u32,
     pub(super) distances: &'a Distances,
+    pub(super) crowd: &'a Crowd,
     pub(super) isa: Isa,
     pub(super) op: ReduceOp,
     pub(super) plan: Plan,
@@ -82,13 +84,14 @@ impl<'a> Exchange<'a> {
             // SAFETY: the caller's promises are handed on.
             return unsafe { self.direct::<T>(&share) };
         }
-        for chunk in split::chunks(share, self.plan.chunk_bytes / PACK_BYTES) {
+        let mut chunks = split::chunks(share, self.plan.chunk_bytes / PACK_BYTES).peekable();
+        while let Some(chunk) = chunks.next() {
             // SAFETY: the caller's promises are handed on; the chunk is at most what the algorithm's slots hold.
             unsafe {
                 match self.plan.algorithm {
                     Algorithm::OneShot => self.one_shot::<T>(chunk)?,
                     Algorithm::OneShotPull => self.one_shot_pull::<T>(chunk)?,
-                    Algorithm::TwoShot => self.two_shot::<T>(chunk)?,
+                    Algorithm::TwoShot => self.two_shot::<T>(chunk, chunks.peek())?,
                     Algorithm::TwoShotPull => self.two_shot_pull::<T>(chunk)?,
                     Algorithm::OneShotLl
                     | Algorithm::TwoShotLl
@@ -199,7 +202,7 @@ impl<'a> Exchange<'a> {
     /// # Safety
     ///
     /// As for [`Exchange::run`]; a part of the chunk fits in a slot.
-    unsafe fn two_shot<T: Element>(&self, chunk: Range<u64>) -> Result<()> {
+    unsafe fn two_shot<T: Element>(&self, chunk: Range<u64>, next_chunk: Option<&Range<u64>>) -> Result<()> {
         let own = self.bytes_of(&self.part(&chunk, self.rank));
         // The longest, so that all parts start alike.
         let part = self.bytes_of(&self.part(&chunk, 0)).len();
@@ -218,14 +221,21 @@ impl<'a> Exchange<'a> {
         // input has been pushed.
         unsafe {
             let slot = |peer| (self.rank, self.place(&scatter, peer, start));
-            self.reduce::<T>(&own, slot, |peer| Some((peer, self.place(&gather, self.rank, next))));
+            self.reduce::<T>(&own, slot, |rank| {
+                (rank != self.rank).then(|| (rank, self.place(&gather, self.rank, next)))
+            });
         }
         self.finish(scatter);
         self.exchange(&gather)?;
         for peer in self.peers() {
             let part = self.bytes_of(&self.part(&chunk, peer));
+            // What is pushed next, of an input that is in no cache.
+            let ahead = match next_chunk {
+                Some(chunk) => self.input.wrapping_add(self.bytes_of(&self.part(chunk, peer)).start),
+                None => std::ptr::null(),
+            };
             // SAFETY: after the exchange the slot holds the peer's part, and stays; `part` lies in the output.
-            unsafe { self.fetch(self.rank, self.place(&gather, peer, next), &part) }
+            unsafe { self.fetch(self.rank, self.place(&gather, peer, next), &part, ahead) }
         }
         self.finish(gather);
         Ok(())
@@ -258,7 +268,7 @@ impl<'a> Exchange<'a> {
         for peer in self.peers() {
             let part = self.bytes_of(&self.part(&chunk, peer));
             // SAFETY: after the exchange the peer's staging starts with its part, and stays; `part` lies in the output.
-            unsafe { self.fetch(peer, self.place(&gather, 0, next), &part) }
+            unsafe { self.fetch(peer, self.place(&gather, 0, next), &part, std::ptr::null()) }
         }
         self.finish(gather);
         Ok(())
@@ -284,7 +294,7 @@ impl<'a> Exchange<'a> {
         let (to, stores) = (self.place(round, self.rank, start), self.distances.stores(peer));
         // SAFETY: `protocol`'s page proves that nobody reads the slot by now: this rank has begun the round.
         unsafe {
-            self.group.segment(peer).copy_in(to, self.input.add(bytes.start), bytes.len(), self.isa, stores);
+            self.group.segment(peer).copy_in(to, self.input.add(bytes.start), bytes.len(), self.isa.into(), stores);
         }
     }
 
@@ -296,7 +306,7 @@ impl<'a> Exchange<'a> {
     unsafe fn stage(&self, round: &Round, start: u64, bytes: &Range<usize>) {
         let (to, stores) = (self.place(round, 0, start), self.distances.stores_for_all(self.peers()));
         // SAFETY: as in `push`.
-        unsafe { self.own().copy_in(to, self.input.add(bytes.start), bytes.len(), self.isa, stores) }
+        unsafe { self.own().copy_in(to, self.input.add(bytes.start), bytes.len(), self.isa.into(), stores) }
     }
 
     /// Copies `bytes` of the output from a place in a segment.
@@ -304,10 +314,10 @@ impl<'a> Exchange<'a> {
     /// # Safety
     ///
     /// They lie there, nobody writes them meanwhile, and they fit in the output.
-    unsafe fn fetch(&self, segment: u32, from: Place, bytes: &Range<usize>) {
+    unsafe fn fetch(&self, segment: u32, from: Place, bytes: &Range<usize>, ahead: *const u8) {
         let to = Target { to: self.output.wrapping_add(bytes.start), stores: self.output_stores() };
         // SAFETY: the caller vouches for both.
-        unsafe { self.group.segment(segment).copy_out(from, to, bytes.len(), self.isa) }
+        unsafe { self.group.segment(segment).copy_out(from, to, bytes.len(), Copying { isa: self.isa, ahead }) }
     }
 
     fn place(&self, round: &Round, source: u32, start: u64) -> Place {
@@ -335,9 +345,12 @@ impl<'a> Exchange<'a> {
             self.group.segment(peer).store_flag(half, self.block, self.rank, flag, self.group.flag_order());
             self.group.segment(peer).wake(self.block);
         }
-        let (group, rank, block, phase) = (self.group, self.rank, self.block, round.phase);
-        let wait = Wait { group, rank, block, phase, region: round.region, flag };
-        wait.for_all(self.peers(), self.distances, &mut None)
+        self.wait(round, flag).for_all(self.peers(), &mut None)
+    }
+
+    pub(super) fn wait(&self, round: &Round, flag: Flag) -> Wait<'a> {
+        let Exchange { group, rank, block, distances, crowd, .. } = *self;
+        Wait { group, rank, block, phase: round.phase, region: round.region, flag, distances, crowd }
     }
 
     /// Ends a round once all of it is read.

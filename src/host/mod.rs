@@ -1,6 +1,7 @@
 //! All-reduce between threads of the CPU, by the protocol of [`crate::protocol`] over shared memory.
 
 mod communicator;
+mod crowd;
 mod distance;
 mod exchange;
 mod group;

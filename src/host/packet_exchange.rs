@@ -132,10 +132,8 @@ impl<'a> Exchange<'a> {
     /// Waits until every peer has announced the round.
     fn arrivals(&self, round: &Round) -> Result<Arrivals<'a>> {
         let flag = Flag { epoch: round.epoch, hash: self.hash };
-        let (group, rank, block, phase) = (self.group, self.rank, self.block, round.phase);
-        let mut arrivals =
-            Arrivals { wait: Wait { group, rank, block, phase, region: Region::Packets, flag }, started: None };
-        arrivals.wait.for_all(self.peers(), self.distances, &mut arrivals.started)?;
+        let mut arrivals = Arrivals { wait: self.wait(round, flag), started: None };
+        arrivals.wait.for_all(self.peers(), &mut arrivals.started)?;
         Ok(arrivals)
     }
 

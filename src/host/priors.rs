@@ -14,29 +14,20 @@ const BYTES_OF_A_BLOCK: u64 = 128 << 10;
 pub(super) const STAGING_BYTES: usize = 4 << 20;
 
 /// From here on outputs are written past the caches.
-pub(super) const STREAMED_OUTPUT_BYTES: u64 = 4 << 20;
+pub(super) const STREAMED_OUTPUT_BYTES: u64 = 8 << 20;
 
 /// Packets are never chosen: twice the bytes cost more than the flag's line that they save, at every size
 /// (docs/measurements.md).
 ///
 /// Among more than two, a one-shot reads the message once for each rank, so it hands over the earlier the more there
-/// are: at 64 KiB with four. Pulling copies it once and not once for each peer. Between two ranks all algorithms move
-/// the same bytes.
+/// are: at 64 KiB with four. Pulling copies it once and not once for each peer.
 const ONE_SHOT_BYTES_OF_ALL_RANKS: u64 = 256 << 10;
+/// Between two ranks all algorithms hand over as many bytes. A two-shot reads its input once, converts half as much,
+/// and stores to the peer while it waits for loads; a one-shot has one flag less to wait for.
+const TWO_SHOT_BYTES_OF_TWO: u64 = 64 << 10;
 /// Of tensors in symmetric memory, a one-shot fetches the peers' inputs once for each rank, and a two-shot hands over
 /// what is reduced, which costs more lines that have to be fetched to be written.
 const DIRECT_ONE_SHOT_BYTES_OF_ALL_RANKS: u64 = 32 << 10;
-
-/// The longest message that a one-shot takes in chunks as long as its slots.
-const WHOLE_CHUNKS_BYTES: u64 = 2 << 20;
-/// Of longer ones, whose input is not in a cache: a chunk is read twice, for the peer and for the sum, and stays in the
-/// core's own cache between the two.
-const LONG_CHUNK_BYTES: u64 = 128 << 10;
-
-/// The most that goes in one chunk of a message of so many bytes.
-pub(super) fn most_chunk_bytes(bytes: u64, algorithm: Algorithm) -> u64 {
-    if algorithm == Algorithm::OneShot && bytes > WHOLE_CHUNKS_BYTES { LONG_CHUNK_BYTES } else { u64::MAX }
-}
 
 /// What a group has to choose from: `threads` of a rank.
 pub(super) fn choose(bytes: u64, world: u32, placement: Placement, threads: u32) -> Choice {
@@ -44,7 +35,8 @@ pub(super) fn choose(bytes: u64, world: u32, placement: Placement, threads: u32)
     let algorithm = match placement {
         Placement::Symmetric if of_all_ranks <= DIRECT_ONE_SHOT_BYTES_OF_ALL_RANKS => Algorithm::OneShotDirect,
         Placement::Symmetric | Placement::SymmetricInPlace => Algorithm::TwoShotDirect,
-        _ if world == 2 => Algorithm::OneShot,
+        _ if world == 2 && bytes < TWO_SHOT_BYTES_OF_TWO => Algorithm::OneShot,
+        _ if world == 2 => Algorithm::TwoShot,
         _ if of_all_ranks <= ONE_SHOT_BYTES_OF_ALL_RANKS => Algorithm::OneShotPull,
         _ => Algorithm::TwoShotPull,
     };

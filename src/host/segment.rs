@@ -7,7 +7,7 @@ use std::{os::fd::OwnedFd, time::Duration};
 use super::{
     packets::{Packets, Region},
     record,
-    reduce::{Isa, Stores, Target},
+    reduce::{Copying, Stores, Target},
     sync::{AtomicU32, AtomicU64, Held, Memory, Ordering},
 };
 use crate::{
@@ -219,8 +219,9 @@ impl Segment {
     ///
     /// # Safety
     ///
-    /// `from` is readable for `bytes` bytes, `isa` is available, and the protocol gives the slot to this thread.
-    pub(super) unsafe fn copy_in(&self, at: Place, from: *const u8, bytes: usize, isa: Isa, stores: Stores) {
+    /// `from` is readable for `bytes` bytes, the instructions are available, and the protocol gives the slot to this
+    /// thread.
+    pub(super) unsafe fn copy_in(&self, at: Place, from: *const u8, bytes: usize, how: Copying, stores: Stores) {
         #[cfg(all(test, not(any(loom, shuttle))))]
         if let Some(Lie::Stale(one_in)) = self.lie {
             use crate::protocol::layout::LINE_BYTES;
@@ -229,24 +230,24 @@ impl Segment {
                 if !((start + at) / LINE_BYTES).is_multiple_of(one_in) {
                     let length = (bytes as u64 - at).min(LINE_BYTES) as usize;
                     // SAFETY: as below, for a line of it: places are on lines.
-                    unsafe { self.memory.copy_in(start + at, from.add(at as usize), length, isa, stores) }
+                    unsafe { self.memory.copy_in(start + at, from.add(at as usize), length, how, stores) }
                 }
             }
             return;
         }
         // SAFETY: slots are apart from the words; the caller vouches for the rest.
-        unsafe { self.memory.copy_in(self.offset(at), from, bytes, isa, stores) }
+        unsafe { self.memory.copy_in(self.offset(at), from, bytes, how, stores) }
     }
 
     /// Copies out of a slot.
     ///
     /// # Safety
     ///
-    /// The target is writable for `bytes` bytes, `isa` is available, and nobody writes the slot meanwhile, as the
-    /// protocol has it.
-    pub(super) unsafe fn copy_out(&self, at: Place, target: Target, bytes: usize, isa: Isa) {
+    /// The target is writable for `bytes` bytes, the instructions are available, and nobody writes the slot meanwhile,
+    /// as the protocol has it.
+    pub(super) unsafe fn copy_out(&self, at: Place, target: Target, bytes: usize, how: Copying) {
         // SAFETY: slots are apart from the words; the caller vouches for the rest.
-        unsafe { self.memory.copy_out(self.offset(at), target, bytes, isa) }
+        unsafe { self.memory.copy_out(self.offset(at), target, bytes, how) }
     }
 
     /// A slot, to be written in place while `held` lives.
@@ -262,7 +263,8 @@ impl Segment {
             let segment: *const Segment = self;
             // SAFETY: the caller drops `held` before the segment, and vouches for the slot until then.
             held.at_the_end.push(Box::new(move || unsafe {
-                (*segment).copy_in(at, lines.as_ptr().cast(), bytes, Isa::Portable, Stores::Cached);
+                let how = super::reduce::Isa::Portable.into();
+                (*segment).copy_in(at, lines.as_ptr().cast(), bytes, how, Stores::Cached);
             }));
             return to;
         }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{
+    crowd::Crowd,
     distance::Distances,
     group::Group,
     packets::Region,
@@ -10,12 +11,9 @@ use super::{
 };
 use crate::{Error, Phase, Result, protocol::call::Flag};
 
-/// Polls before the first yield, about 1.5 µs: a peer that runs answers within it. Spinning on would be for nothing
-/// where the peer waits for this core.
+/// Yields between two looks at the abort word and the clock.
 ///
 /// shuttle has no time, and is to get to the looks; loom gets there once nobody else can go on.
-const SPINS: u32 = if cfg!(shuttle) { 2 } else { 100 };
-/// Yields between two looks at the abort word and the clock.
 const YIELDS: u32 = if cfg!(shuttle) { 2 } else { 16 };
 
 /// How long a thread polls and yields before it sleeps. A sleep and a wake are some 10 µs; who has waited for as long
@@ -36,21 +34,18 @@ pub(super) struct Wait<'a> {
     pub(super) region: Region,
     /// What every peer's flag must be.
     pub(super) flag: Flag,
+    pub(super) distances: &'a Distances,
+    pub(super) crowd: &'a Crowd,
 }
 
 impl Wait<'_> {
     /// Waits for the flags of all `peers`; one deadline holds for all waits with the same `started`.
     ///
     /// What a peer wrote before it released its flag happens before the return.
-    pub(super) fn for_all(
-        &self,
-        peers: impl Iterator<Item = u32>,
-        distances: &Distances,
-        started: &mut Option<Instant>,
-    ) -> Result<()> {
-        let timed = distances.is_due();
+    pub(super) fn for_all(&self, peers: impl Iterator<Item = u32>, started: &mut Option<Instant>) -> Result<()> {
+        let timed = self.distances.is_due();
         for peer in peers {
-            if !(timed && self.timed(peer, distances)?) {
+            if !(timed && self.timed(peer)?) {
                 self.until(peer, started, || self.poll(peer))?;
             }
         }
@@ -59,12 +54,12 @@ impl Wait<'_> {
 
     /// Polls as [`Wait::until`] does at first, and tells how long the load took that found the flag. Whether one did.
     #[cold]
-    fn timed(&self, peer: u32, distances: &Distances) -> Result<bool> {
-        for _ in 0..SPINS {
+    fn timed(&self, peer: u32) -> Result<bool> {
+        for _ in 0..self.crowd.polls() {
             let begun = Instant::now();
             sync::hold_loads();
             if self.poll(peer)? {
-                distances.note(peer, begun.elapsed());
+                self.distances.note(peer, begun.elapsed());
                 return Ok(true);
             }
             sync::spin_loop();
@@ -80,7 +75,7 @@ impl Wait<'_> {
         started: &mut Option<Instant>,
         poll: impl Fn() -> Result<bool>,
     ) -> Result<()> {
-        for _ in 0..SPINS {
+        for _ in 0..self.crowd.polls() {
             if poll()? {
                 return Ok(());
             }
@@ -93,13 +88,10 @@ impl Wait<'_> {
     fn patiently(&self, peer: u32, started: &mut Option<Instant>, poll: &dyn Fn() -> Result<bool>) -> Result<()> {
         let started = *started.get_or_insert_with(Instant::now);
         let mut next_look = started.elapsed().saturating_add(LIFE);
+        if self.first_yields(poll)? {
+            return Ok(());
+        }
         loop {
-            for _ in 0..YIELDS {
-                if poll()? {
-                    return Ok(());
-                }
-                sync::yield_now();
-            }
             let ended = self.group.check(self.rank);
             let elsewhere = ended.is_ok() && self.is_elsewhere(peer);
             let waited = started.elapsed();
@@ -139,7 +131,29 @@ impl Wait<'_> {
                     },
                 ));
             }
+            for _ in 0..YIELDS {
+                if poll()? {
+                    return Ok(());
+                }
+                sync::yield_now();
+            }
         }
+    }
+
+    /// Yields until `poll` finds what it waits for, for a while, and sees whether others take the core then.
+    fn first_yields(&self, poll: &dyn Fn() -> Result<bool>) -> Result<bool> {
+        let mut longest = Duration::ZERO;
+        for _ in 0..YIELDS {
+            if poll()? {
+                self.crowd.note(longest);
+                return Ok(true);
+            }
+            let yielding = Instant::now();
+            sync::yield_now();
+            longest = longest.max(yielding.elapsed());
+        }
+        self.crowd.note(longest);
+        Ok(false)
     }
 
     /// Whether `peer` has come. It is compared for equality: an older or newer epoch is just not this one.

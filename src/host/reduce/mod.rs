@@ -96,6 +96,20 @@ pub(super) struct Target {
     pub(super) stores: Stores,
 }
 
+/// How bytes are copied.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copying {
+    pub(super) isa: Isa,
+    /// What will be read next, as many bytes as are copied, anywhere, or null: it is asked for on the way.
+    pub(super) ahead: *const u8,
+}
+
+impl From<Isa> for Copying {
+    fn from(isa: Isa) -> Copying {
+        Copying { isa, ahead: std::ptr::null() }
+    }
+}
+
 /// Bytes of a line. Streaming stores go to whole ones.
 const LINE: usize = 64;
 /// Bytes of a result that are kept on the stack where the targets can't be written together.
@@ -104,7 +118,10 @@ const SCRATCH_BYTES: usize = if cfg!(any(loom, shuttle)) { 256 } else { 4 << 10 
 const ALIGN_FROM_BYTES: usize = 1 << 10;
 
 /// How far ahead lines are asked for.
-const PREFETCH_BYTES: usize = 1 << 10;
+const PREFETCH_BYTES: usize = 2 << 10;
+/// For f32 only from here on. Conversions fill the window in which a core looks for loads, so 16-bit elements gain by it
+/// at every length.
+const PREFETCH_FROM_BYTES: usize = 32 << 10;
 
 #[repr(align(64))]
 struct Scratch(MaybeUninit<[u8; SCRATCH_BYTES]>);
@@ -128,10 +145,19 @@ pub(super) unsafe fn reduce<T: Element>(
     let streams = isa.streams() && targets.iter().any(|target| target.stores == Stores::Streaming);
     let together = match *targets {
         [_] => true,
-        [a, b] => !streams || (a.to as usize).wrapping_sub(b.to as usize).is_multiple_of(LINE),
+        [a, b] => !streams || a.stores != b.stores || (a.to as usize).wrapping_sub(b.to as usize).is_multiple_of(LINE),
         _ => false,
     };
     if together {
+        // The loops come to the lines of the first target, and no other streams that lies differently in its own.
+        let turned;
+        let targets = match *targets {
+            [a, b] if b.stores == Stores::Streaming => {
+                turned = [b, a];
+                &turned
+            }
+            _ => targets,
+        };
         // SAFETY: the caller's promises are handed on.
         unsafe { by_isa::<T>(isa, op, sources, targets, count) }
     } else {
@@ -151,7 +177,7 @@ pub(super) unsafe fn reduce<T: Element>(
                 by_isa::<T>(isa, op, &of_piece[..sources.len()], &[piece], length);
                 for target in targets {
                     let to = target.to.wrapping_add(offset);
-                    copy(isa, from, Target { to, ..*target }, length * size_of::<T>());
+                    copy(isa.into(), from, Target { to, ..*target }, length * size_of::<T>());
                 }
             }
         }
@@ -165,8 +191,9 @@ pub(super) unsafe fn reduce<T: Element>(
 ///
 /// # Safety
 ///
-/// `isa` is available, `from` is readable and the target writable for so many bytes, and they are apart.
-pub(super) unsafe fn copy(isa: Isa, from: *const u8, target: Target, bytes: usize) {
+/// The instructions are available, `from` is readable and the target writable for so many bytes, and they are apart.
+pub(super) unsafe fn copy(how: Copying, from: *const u8, target: Target, bytes: usize) {
+    let isa = how.isa;
     let head = (target.to as usize).wrapping_neg() % LINE;
     // The C library's copy takes an instruction for strings, which is slower to begin with lines of another core's.
     if !isa.streams() || bytes < head + LINE {
@@ -181,10 +208,10 @@ pub(super) unsafe fn copy(isa: Isa, from: *const u8, target: Target, bytes: usiz
         target.to.copy_from_nonoverlapping(from, head);
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => x86::copy_lines(from.add(head), target.to.add(head), lines, target.stores),
+            Isa::Avx2 => x86::copy_lines(from.add(head), target.to.add(head), lines, target.stores, how.ahead),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Avx512Bf16 => {
-                x86::copy_lines_512(from.add(head), target.to.add(head), lines, target.stores)
+                x86::copy_lines_512(from.add(head), target.to.add(head), lines, target.stores, how.ahead)
             }
             _ => unreachable!("only these stream"),
         }
@@ -209,7 +236,7 @@ fn fence_streaming() {
 
 /// # Safety
 ///
-/// As for [`reduce`], of one target or two; if any streams, they are as far into their lines.
+/// As for [`reduce`], of one target or two; any that streams is as far into its lines as the first.
 unsafe fn by_isa<T: Element>(isa: Isa, op: ReduceOp, sources: &[*const u8], targets: &[Target], count: usize) {
     // SAFETY: the caller's promises are handed on; each arm's instructions are the ones that `isa` names.
     unsafe {
@@ -374,28 +401,34 @@ unsafe fn all<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targets: &[
             // Loads that span two lines cost less than such stores, and streaming ones can't.
             let head = (targets[0].to as usize).wrapping_neg() % LINE / size_of::<T>();
             while start < head {
-                tile::<f32, T, F, 1, false>(sources, targets, start);
+                tile::<f32, T, F, 1, false, false>(sources, targets, start);
                 start += 1;
             }
+            // Not beyond the end, where a peer will write next.
+            let ahead = size_of::<T>() < size_of::<f32>() || count * size_of::<T>() >= PREFETCH_FROM_BYTES;
+            while ahead && count - start >= 4 * V::LANES + PREFETCH_BYTES / size_of::<T>() {
+                tile::<V, T, F, 4, true, true>(sources, targets, start);
+                start += 4 * V::LANES;
+            }
             while count - start >= 4 * V::LANES {
-                tile::<V, T, F, 4, true>(sources, targets, start);
+                tile::<V, T, F, 4, true, false>(sources, targets, start);
                 start += 4 * V::LANES;
             }
         }
         while count - start >= 4 * V::LANES {
-            tile::<V, T, F, 4, false>(sources, targets, start);
+            tile::<V, T, F, 4, false, false>(sources, targets, start);
             start += 4 * V::LANES;
         }
         while count - start >= V::LANES {
-            tile::<V, T, F, 1, false>(sources, targets, start);
+            tile::<V, T, F, 1, false, false>(sources, targets, start);
             start += V::LANES;
         }
         while count - start >= V::Narrower::LANES {
-            tile::<V::Narrower, T, F, 1, false>(sources, targets, start);
+            tile::<V::Narrower, T, F, 1, false, false>(sources, targets, start);
             start += V::Narrower::LANES;
         }
         while start < count {
-            tile::<f32, T, F, 1, false>(sources, targets, start);
+            tile::<f32, T, F, 1, false, false>(sources, targets, start);
             start += 1;
         }
     }
@@ -409,7 +442,7 @@ unsafe fn all<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targets: &[
 /// As for [`by_op`], with `start + WIDTH * V::LANES <= count`. If it is `ALIGNED`, targets are at multiples of the
 /// bytes of a vector there.
 #[inline(always)]
-unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize, const ALIGNED: bool>(
+unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize, const ALIGNED: bool, const AHEAD: bool>(
     sources: &[*const u8],
     targets: &[Target],
     start: usize,
@@ -417,9 +450,7 @@ unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize, const ALIGNED
     // SAFETY: the caller vouches for the range and the instructions.
     unsafe {
         let at = |source: *const u8, index: usize| source.cast::<T>().add(start + index * V::LANES);
-        if ALIGNED && size_of::<T>() < size_of::<f32>() {
-            // The conversions fill the window in which a core looks for loads, so fewer lines of another core's are asked for
-            // at once than it could wait for.
+        if AHEAD {
             for &source in sources {
                 let ahead = at(source, 0).cast::<u8>().wrapping_add(PREFETCH_BYTES);
                 for offset in (0..WIDTH * V::LANES * size_of::<T>()).step_by(LINE) {
@@ -607,7 +638,7 @@ mod tests {
                         let mut to = vec![0u8; 4400];
                         let target = Target { to: to[at..].as_mut_ptr(), stores };
                         // SAFETY: `isa` is available, and both vectors have so many bytes from there on.
-                        unsafe { copy(isa, from[skip..].as_ptr(), target, bytes) };
+                        unsafe { copy(isa.into(), from[skip..].as_ptr(), target, bytes) };
                         assert_eq!(
                             to[at..at + bytes],
                             from[skip..skip + bytes],

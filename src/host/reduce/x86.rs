@@ -42,8 +42,9 @@ pub(super) unsafe fn reduce_512_bf16<T: Element>(
 ///
 /// So many lines are readable and writable, apart from each other; `to` is the start of a line, and the CPU has AVX2.
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn copy_lines(from: *const u8, to: *mut u8, lines: usize, stores: Stores) {
+pub(super) unsafe fn copy_lines(from: *const u8, to: *mut u8, lines: usize, stores: Stores, ahead: *const u8) {
     for offset in (0..lines * LINE).step_by(LINE) {
+        ask_for(ahead, offset);
         // SAFETY: both halves of the line lie in what the caller vouches for.
         unsafe {
             let first = _mm256_loadu_si256(from.add(offset).cast());
@@ -58,10 +59,20 @@ pub(super) unsafe fn copy_lines(from: *const u8, to: *mut u8, lines: usize, stor
 ///
 /// As for [`copy_lines`]; the CPU has AVX-512F.
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn copy_lines_512(from: *const u8, to: *mut u8, lines: usize, stores: Stores) {
+pub(super) unsafe fn copy_lines_512(from: *const u8, to: *mut u8, lines: usize, stores: Stores, ahead: *const u8) {
     for offset in (0..lines * LINE).step_by(LINE) {
+        ask_for(ahead, offset);
         // SAFETY: the line lies in what the caller vouches for.
         unsafe { put_512(to.add(offset), _mm512_loadu_si512(from.add(offset).cast()), stores) }
+    }
+}
+
+/// Asks for a line that is so many bytes behind `ahead`, unless that is null. It goes to the second cache: the first is small.
+#[inline(always)]
+fn ask_for(ahead: *const u8, offset: usize) {
+    if !ahead.is_null() {
+        // SAFETY: every x86-64 CPU has it, and no address makes it fail.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(offset).cast()) }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     Error, Result,
     host::{
         packets::Packets,
-        reduce::{self, Isa, Stores, Target},
+        reduce::{self, Copying, Stores, Target},
     },
     protocol::layout::Layout,
     sealed::Sealed,
@@ -108,25 +108,32 @@ impl Memory {
     ///
     /// # Safety
     ///
-    /// `from` is readable for `bytes` bytes and `isa` available. The range holds no word that is used as an atomic, and
-    /// every access to it by another thread happens before this call or after it.
-    pub(in crate::host) unsafe fn copy_in(&self, offset: u64, from: *const u8, bytes: usize, isa: Isa, stores: Stores) {
+    /// `from` is readable for `bytes` bytes and the instructions are available. The range holds no word that is used as
+    /// an atomic, and every access to it by another thread happens before this call or after it.
+    pub(in crate::host) unsafe fn copy_in(
+        &self,
+        offset: u64,
+        from: *const u8,
+        bytes: usize,
+        how: Copying,
+        stores: Stores,
+    ) {
         let to = self.at(offset, bytes).as_ptr();
         // SAFETY: `at` checked the bounds; the caller vouches for `from` and that nobody else is there. A caller's
         // buffer is never in the staging, which no public function gives out, so the ranges are apart.
-        unsafe { reduce::copy(isa, from, Target { to, stores }, bytes) }
+        unsafe { reduce::copy(how, from, Target { to, stores }, bytes) }
     }
 
     /// Copies `bytes` bytes out of the staging at `offset`.
     ///
     /// # Safety
     ///
-    /// The target is writable for `bytes` bytes and `isa` available. The range holds no word that is used as an atomic,
-    /// and every write to it by another thread happens before this call or after it.
-    pub(in crate::host) unsafe fn copy_out(&self, offset: u64, target: Target, bytes: usize, isa: Isa) {
+    /// The target is writable for `bytes` bytes and the instructions are available. The range holds no word that is
+    /// used as an atomic, and every write to it by another thread happens before this call or after it.
+    pub(in crate::host) unsafe fn copy_out(&self, offset: u64, target: Target, bytes: usize, how: Copying) {
         let from = self.at(offset, bytes);
         // SAFETY: as in `copy_in`, the other way round.
-        unsafe { reduce::copy(isa, from.as_ptr(), target, bytes) }
+        unsafe { reduce::copy(how, from.as_ptr(), target, bytes) }
     }
 
     /// The staging at `offset`, to read in place until `held` is dropped.
@@ -211,7 +218,7 @@ mod tests {
         // SAFETY: the vector has that many bytes, and no other thread is here.
         unsafe {
             let target = Target { to: bytes.as_mut_ptr(), stores: Stores::Cached };
-            memory.copy_out(0, target, bytes.len(), Isa::Portable);
+            memory.copy_out(0, target, bytes.len(), crate::host::reduce::Isa::Portable.into());
         }
         assert!(bytes.iter().all(|&byte| byte == 0));
         for offset in [memory.bytes() as u64 - 4, u64::MAX - 3] {

@@ -8,7 +8,7 @@ use crate::{
     Result,
     host::{
         packets::Packets,
-        reduce::{Isa, Stores, Target},
+        reduce::{Copying, Stores, Target},
     },
     protocol::{layout::Layout, split::PACK_BYTES},
 };
@@ -105,7 +105,7 @@ impl Memory {
     /// # Safety
     ///
     /// As for `mapping::Memory::copy_in`.
-    pub(in crate::host) unsafe fn copy_in(&self, offset: u64, from: *const u8, bytes: usize, _: Isa, _: Stores) {
+    pub(in crate::host) unsafe fn copy_in(&self, offset: u64, from: *const u8, bytes: usize, _: Copying, _: Stores) {
         for (pack, piece) in self.pieces(offset, bytes) {
             let _writing = self.cells[pack].write();
             // SAFETY: the piece lies in the range that the caller vouches for, and the cell just said that nobody else
@@ -117,7 +117,7 @@ impl Memory {
     /// # Safety
     ///
     /// As for `mapping::Memory::copy_out`.
-    pub(in crate::host) unsafe fn copy_out(&self, offset: u64, target: Target, bytes: usize, _: Isa) {
+    pub(in crate::host) unsafe fn copy_out(&self, offset: u64, target: Target, bytes: usize, _: Copying) {
         let to = target.to;
         for (pack, piece) in self.pieces(offset, bytes) {
             let _reading = self.cells[pack].read();
