@@ -29,7 +29,7 @@ use serde::Serialize;
 
 use crate::{
     model::runs::Run,
-    topo,
+    output, topo,
     topology::{lspci, machine::Machine, nccl, read, source::Source},
 };
 use finding::Outcome;
@@ -110,23 +110,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         ensure!(link.is_finite() && link > 0.0, "--link {link}: that is no bandwidth");
     }
     let outcome = examine(&*source, &machine, log.as_ref(), &Benchmarks { runs: &runs, link: arguments.link });
-    let mut out = io::stdout().lock();
-    if arguments.json {
-        let report = Report {
-            schema: "peersum-doctor",
-            schema_version: 1,
-            peersum_version: env!("CARGO_PKG_VERSION"),
-            sources: &machine.sources,
-            gpus: machine.gpus.iter().map(|gpu| gpu.name.as_deref()).collect(),
-            results: runs.iter().map(|run| format!("{}: {}", run.title(), results::figures(run))).collect(),
-            exit_code: outcome.exit_code(),
-            outcome: &outcome,
-        };
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        show::show(&mut out, &machine, log.as_ref(), &runs, &outcome)?;
-    }
+    let report = Report {
+        schema: "peersum-doctor",
+        schema_version: 1,
+        peersum_version: env!("CARGO_PKG_VERSION"),
+        sources: &machine.sources,
+        gpus: machine.gpus.iter().map(|gpu| gpu.name.as_deref()).collect(),
+        results: runs.iter().map(|run| format!("{}: {}", run.title(), results::figures(run))).collect(),
+        exit_code: outcome.exit_code(),
+        outcome: &outcome,
+    };
+    output::report(arguments.json, &report, |out| show::show(out, &machine, log.as_ref(), &runs, &outcome))?;
     Ok(ExitCode::from(outcome.exit_code()))
 }
 

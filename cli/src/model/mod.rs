@@ -23,7 +23,7 @@ use peersum::Algorithm;
 use serde_json::{Value, json};
 
 use crate::{
-    page,
+    output, page,
     plot::{Border, Figure, Series},
     sizes::{Size, Step, Sweep},
     topo,
@@ -201,20 +201,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         let pictures = tables.iter().filter_map(|table| table.figure(arguments));
         page::write(file, &page::curves("What all-reduce should take", pictures)?.svg)?;
     }
-    let mut out = io::stdout().lock();
-    if arguments.json {
-        let tables: Vec<_> = tables.iter().map(Table::json).collect();
-        let report = json!({
-            "schema": "peersum-model",
-            "schema_version": 1,
-            "peersum_version": env!("CARGO_PKG_VERSION"),
-            "tables": tables,
-        });
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        tables.iter().try_for_each(|table| table.print(&mut out))?;
-    }
+    let report = json!({
+        "schema": "peersum-model",
+        "schema_version": 1,
+        "peersum_version": env!("CARGO_PKG_VERSION"),
+        "tables": tables.iter().map(Table::json).collect::<Vec<_>>(),
+    });
+    output::report(arguments.json, &report, |out| tables.iter().try_for_each(|table| table.print(out)))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -22,6 +22,7 @@ use serde::Serialize;
 use crate::{
     bandwidth,
     model::runs::Point,
+    output,
     p2p::theory,
     page::{self, Picture},
     plot::{Figure, Row, Series},
@@ -195,13 +196,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         let text = report.text()?;
         page::write(file, &page::html("What each path between GPUs carries", &text, &[report.picture()?]))?;
     }
-    let mut out = io::stdout().lock();
-    if arguments.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        report.print(&mut out)?;
-    }
+    output::report(arguments.json, &report, |out| report.print(out))?;
     Ok(ExitCode::from(report.code()))
 }
 
