@@ -233,12 +233,18 @@ fn measure(tiers: Vec<Tier>, sizes: Sizes, measure: &mut Measure) -> Report {
     if rows.iter().any(|row| row.tier.path != Path::P2p) {
         notes.push("Without P2P there is NCCL alone: peersum's GPU ranks reach each other's memory".into());
     }
-    if rows.iter().any(|row| row.tier.path == Path::Network) {
+    if rows.iter().any(|row| row.tier.path == Path::Network && !row.tier.is_one_device()) {
         notes.push("Without P2P and host memory NCCL goes by the network of this machine with itself".into());
     }
-    let shared = |tier: &Tier| (1..tier.devices.len()).any(|rank| tier.devices[..rank].contains(&tier.devices[rank]));
-    if rows.iter().any(|row| shared(&row.tier)) {
-        notes.push("Ranks share a device: no link is measured".into());
+    if rows.iter().any(|row| row.tier.is_one_device() && row.tier.path != Path::P2p) {
+        notes.push(
+            "Between ranks of one device NCCL stays in that device's memory, with P2P and host memory off too: those \
+             paths are the first one again, and what they differ by is noise"
+                .into(),
+        );
+    }
+    if rows.iter().any(|row| row.tier.shares_devices()) {
+        notes.push("Ranks share a device: no link is measured between these".into());
     }
     Report {
         schema: "peersum-paths",

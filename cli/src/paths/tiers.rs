@@ -50,6 +50,18 @@ pub(crate) struct Tier {
     pub(crate) theory: Option<Rate>,
 }
 
+impl Tier {
+    /// Whether any device has several of the ranks.
+    pub(super) fn shares_devices(&self) -> bool {
+        (1..self.devices.len()).any(|rank| self.devices[..rank].contains(&self.devices[rank]))
+    }
+
+    /// Whether one device has all of the ranks, so that nothing goes over a link whatever is switched off.
+    pub(super) fn is_one_device(&self) -> bool {
+        self.devices.windows(2).all(|pair| pair[0] == pair[1])
+    }
+}
+
 /// A device: CUDA's number, and its place among the machine's GPUs where that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Device {
