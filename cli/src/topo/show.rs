@@ -133,8 +133,7 @@ fn nvlink(machine: &Machine, index: usize) -> String {
         return "none".into();
     }
     let active = gpu.active().count();
-    let generation = gpu.nvlink_generation();
-    let rate = gpu.nvlink_gb_per_s.or(generation.map(|(.., rate)| rate));
+    let rate = gpu.nvlink_rate();
     let mut text = generation.map_or(String::new(), |(generation, ..)| format!("generation {generation}, "));
     text += &format!("{active} of {} links active", links.len());
     if let Some(rate) = rate.filter(|_| active > 0) {
