@@ -129,8 +129,13 @@ fn pcie(link: Link) -> String {
 fn nvlink(machine: &Machine, index: usize) -> String {
     let gpu = &machine.gpus[index];
     let Some(links) = &gpu.nvlinks else { return "unknown".into() };
+    let generation = gpu.nvlink_generation();
     if links.is_empty() {
-        return "none".into();
+        return match generation {
+            // Such a GPU may have them, and a virtual machine that was given it without them shows none.
+            Some((_, most, _)) => format!("none is shown; GPUs of its kind have up to {most}"),
+            None => "none".into(),
+        };
     }
     let active = gpu.active().count();
     let rate = gpu.nvlink_rate();
