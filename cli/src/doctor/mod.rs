@@ -10,6 +10,7 @@ mod finding;
 mod links;
 mod nccl_log;
 mod p2p;
+mod private;
 mod results;
 mod settings;
 mod show;
@@ -143,13 +144,20 @@ fn examine(source: &dyn Source, machine: &Machine, log: Option<&Log>, benchmarks
         outcome.unknown("part of the machine", unseen.clone());
     }
     if machine.gpus.is_empty() {
-        outcome.unknown("GPUs", "none of NVIDIA's is seen here, so there is nothing between them to look at");
+        outcome.unknown(
+            "GPUs",
+            "none of NVIDIA's is seen here, so there is nothing between them to look at. If there should be one: \
+             `lspci -d 10de:` shows it without a driver, and containers need --gpus all",
+        );
+    }
+    if machine.gpus.len() == 1 {
+        outcome.fine("between GPUs: there is one, so there is no NVLink, P2P or ACS between them to look at");
     }
     links::nvlink(machine, &mut outcome);
     p2p::check(machine, &settings, &mut outcome);
     links::pcie(machine, &mut outcome);
     links::places(machine, &mut outcome);
-    settings::check(&settings, &mut outcome);
+    settings::check(&settings, machine.gpus.len() == 1, &mut outcome);
     system::container(source, machine, &mut outcome);
     system::software(source, machine, &mut outcome);
     system::modes(source, machine, &mut outcome);

@@ -188,6 +188,7 @@ fn machines_with_one_gpu_or_none_say_what_they_can() {
     let vm = examined(VM1);
     assert_eq!((ids(&vm), vm.exit_code()), (vec![], 2), "{vm:#?}");
     assert!(format!("{:?}", vm.unknown).contains("the PCIe link of GPU0"));
+    assert!(vm.fine[0].contains("between GPUs: there is one"), "{vm:#?}");
     let mig = examined(&VM1.replace("memory=141G", "memory=141G mig=on"));
     assert_eq!((ids(&mig), mig.exit_code()), (vec!["mig"], 3));
 }
