@@ -28,7 +28,7 @@ use crate::{
     sizes::{Size, Step, Sweep},
     topo,
 };
-use collectives::{AllReduce, AllToAll, Cluster, Network, crossover};
+use collectives::{AllReduce, AllToAll, Broadcast, Cluster, Network, Scatter, crossover};
 use fit::{Fit, StepFit};
 use hops::{Given, Parameters, Way};
 use plan::Plan;
@@ -465,7 +465,11 @@ fn alpha_beta(arguments: &Arguments, within: Network) -> Result<Vec<Table>> {
     };
     ensure!(nodes == 1 || between.is_some(), "--nodes {nodes} needs --alpha-between and --beta-between");
     let cluster = Cluster { nodes, ranks, within, between: between.unwrap_or(within) };
-    let table = |title: &str, columns: Vec<String>, costs: &dyn Fn(f64) -> Vec<Option<collectives::Cost>>| {
+    let all = ranks.saturating_mul(nodes);
+    let n = f64::from(all);
+    // A title, bus bandwidth over size and time, columns, and what they cost at a size.
+    type Costs<'a> = &'a dyn Fn(f64) -> Vec<Option<collectives::Cost>>;
+    let table = |title: &str, factor: f64, columns: Vec<String>, costs: Costs<'_>| {
         let row = |bytes: u64| {
             let costs = costs(bytes as f64);
             let best = (0..costs.len()).filter(|&index| costs[index].is_some()).min_by(|&a, &b| {
@@ -485,49 +489,61 @@ fn alpha_beta(arguments: &Arguments, within: Network) -> Result<Vec<Table>> {
             rows: sizes(arguments).into_iter().map(row).collect(),
             columns: columns.iter().cloned().chain(["best".into(), "bound by".into()]).collect(),
             notes: Vec::new(),
-            factor: None,
+            factor: Some(factor),
         }
     };
-    let all = ranks.saturating_mul(nodes);
+    let many = nodes > 1;
+    let named = |ways: Vec<String>| ways.into_iter().chain(many.then(|| "hierarchical".into())).collect::<Vec<_>>();
+    let place = format!("{nodes} node{} of {ranks} ranks", if many { "s" } else { "" });
     let flat = if nodes == 1 { within } else { cluster.between };
-    let mut columns: Vec<_> = AllReduce::ALL.iter().map(ToString::to_string).collect();
-    if nodes > 1 {
-        columns.push("hierarchical".into());
-    }
+    let hops = "All but hierarchical take every hop to be one between nodes";
     let mut reduce = table(
-        &format!("All-reduce, {nodes} nodes of {ranks} ranks, us: steps x alpha + bytes / beta"),
-        columns,
+        &format!("All-reduce, {place}, us: steps x alpha + bytes / beta"),
+        2.0 * (n - 1.0) / n,
+        named(AllReduce::ALL.iter().map(ToString::to_string).collect()),
         &|bytes| {
-            let mut costs: Vec<_> = AllReduce::ALL.iter().map(|way| way.cost(all, bytes, flat)).collect();
-            if nodes > 1 {
-                costs.push(Some(cluster.hierarchical_all_reduce(bytes)));
-            }
-            costs
+            let costs = AllReduce::ALL.iter().map(|way| way.cost(all, bytes, flat));
+            costs.chain(many.then(|| Some(cluster.hierarchical_all_reduce(bytes)))).collect()
         },
     );
-    if nodes > 1 {
-        reduce.notes.push("All but hierarchical take every hop to be one between nodes".into());
-    }
+    reduce.notes.extend(many.then(|| hops.to_owned()));
     reduce.notes.push(match crossover(all, flat) {
         Some(bytes) => format!("Two-shot is faster than one-shot from {bytes:.0} bytes on"),
         None => "Two-shot is never faster than one-shot between two ranks".into(),
     });
     reduce.notes.push("No cost for each operation is in it, such as the launch: measured crossovers lie lower".into());
+    let mut scatter = table(
+        &format!("Reduce-scatter, and all-gather, which costs the same, {place}, us; size is that of the whole"),
+        (n - 1.0) / n,
+        named(Scatter::ALL.iter().map(ToString::to_string).collect()),
+        &|bytes| {
+            let costs = Scatter::ALL.iter().map(|way| way.cost(all, bytes, flat));
+            costs.chain(many.then(|| Some(cluster.hierarchical_scatter(bytes)))).collect()
+        },
+    );
+    scatter.notes.extend(many.then(|| hops.to_owned()));
+    let mut broadcast = table(
+        &format!("Broadcast, {place}, us"),
+        1.0,
+        named(Broadcast::ALL.iter().map(ToString::to_string).collect()),
+        &|bytes| {
+            let costs = Broadcast::ALL.iter().map(|way| Some(way.cost(all, bytes, flat)));
+            costs.chain(many.then(|| Some(cluster.hierarchical_broadcast(bytes)))).collect()
+        },
+    );
+    broadcast.notes.extend(many.then(|| hops.to_owned()));
     let exchange = table(
-        &format!("All-to-all, {nodes} nodes of {ranks} ranks, us; size is what a rank has for all"),
+        &format!("All-to-all, {place}, us; size is what a rank has for all"),
+        (n - 1.0) / n,
         AllToAll::ALL.iter().map(ToString::to_string).collect(),
         &|bytes| AllToAll::ALL.iter().map(|&way| cluster.all_to_all(way, bytes)).collect(),
     );
-    Ok(vec![reduce, exchange])
+    Ok(vec![reduce, scatter, broadcast, exchange])
 }
 
 impl Table {
-    /// Its columns of times as curves, with a line where the best changes. None of a table without such, or of
-    /// all-to-all.
+    /// Its columns of times as curves, with a line where the best changes. None of a table without such.
     fn figure(&self, arguments: &Arguments) -> Option<Figure> {
-        if self.title.starts_with("All-to-all") {
-            return None;
-        }
         let series = self.columns.iter().enumerate().filter(|(_, name)| *name != "its time").map(|(column, name)| {
             let point = |(_, bytes, cells): &(String, u64, Vec<Cell>)| match cells[column] {
                 Cell::Us(Some(us)) if *bytes > 0 => Some((*bytes, us)),
@@ -550,9 +566,11 @@ impl Table {
         let borders = self.rows.windows(2).filter_map(change).collect();
         let all = f64::from(arguments.ranks) * f64::from(arguments.nodes);
         let factor = self.factor.unwrap_or(2.0 * (all - 1.0) / all);
+        let (head, rest) = self.title.split_once([':', ';']).unwrap_or((&self.title, ""));
+        let rest = rest.trim();
         (!series.is_empty()).then(|| Figure {
-            title: self.title.split(':').next().unwrap_or_default().trim_end_matches(", us").to_owned(),
-            subtitle: self.title.split_once(": ").map_or(String::new(), |(_, rest)| rest.to_owned()),
+            title: head.trim_end_matches(", us").to_owned(),
+            subtitle: rest.to_owned(),
             bandwidth: ("busbw (GB/s)", factor),
             rows: vec![crate::plot::Row { heading: String::new(), series, borders }],
         })
