@@ -43,7 +43,7 @@ pub(crate) fn graph(matrix: &Matrix, machine: Option<&Machine>) -> Picture {
     let depth = links.depth();
     let height = TOP + BOTTOM + depth + 100.0;
     let mut svg = Svg::new(width, height);
-    svg.text("ink", (width / 2.0, 28.0), Anchor::Middle, 19.0, title);
+    svg.text("ink", (MARGIN, 32.0), Anchor::Start, 19.0, title);
     let mut places = BTreeMap::new();
     let mut x = MARGIN;
     for (node, devices) in &nodes {
