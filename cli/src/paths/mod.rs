@@ -165,7 +165,7 @@ struct Report {
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let sizes = Sizes { min: arguments.min.0, max: arguments.max.0, factor: arguments.factor };
     ensure!(sizes.min > 0 && sizes.min <= sizes.max, "-b {} and -e {} span no size", arguments.min, arguments.max);
-    peersum::cuda::available()?;
+    peersum::cuda::available().context(gpu::NONE)?;
     let ordinals = gpu::devices(&arguments.devices)?;
     ensure!(
         ordinals.len() > 1,
