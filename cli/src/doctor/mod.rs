@@ -1,11 +1,12 @@
 //! `peersum doctor`: what makes all-reduce slow on a machine, or impossible, and what to do about it.
 //!
 //! [`topology`](crate::topology) reads the machine; [`links`], [`p2p`], [`system`] and [`settings`] look at it, and
-//! [`nccl_log`] at what NCCL printed, and [`results`] at what a benchmark measured. Each adds to an [`Outcome`]:
+//! [`nccl_log`] at what NCCL printed, and [`results`] at what a benchmark measured. [`examine`] has each add to an [`Outcome`]:
 //! findings, what could not be looked at, and what is fine. Nothing here changes the machine; [`acs_fix`] writes files
 //! that would.
 
 mod acs_fix;
+mod examine;
 mod finding;
 mod links;
 mod nccl_log;
@@ -31,12 +32,12 @@ use serde::Serialize;
 use crate::{
     model::runs::Run,
     output, topo,
-    topology::{lspci, machine::Machine, nccl, read, source::Source},
+    topology::{lspci, read},
 };
+use examine::{Benchmarks, examine};
 use finding::Outcome;
 use nccl_log::Log;
 use p2p::Redirected;
-use settings::Settings;
 
 /// What `peersum doctor` is told.
 #[derive(Args, Clone, Debug)]
@@ -123,49 +124,4 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     };
     output::report(arguments.json, &report, |out| show::show(out, &machine, log.as_ref(), &runs, &outcome))?;
     Ok(ExitCode::from(outcome.exit_code()))
-}
-
-/// What was measured elsewhere.
-#[derive(Clone, Copy, Default)]
-struct Benchmarks<'a> {
-    runs: &'a [Run],
-    /// GB/s that a GPU of theirs could send.
-    link: Option<f64>,
-}
-
-/// Looks at everything.
-fn examine(source: &dyn Source, machine: &Machine, log: Option<&Log>, benchmarks: &Benchmarks) -> Outcome {
-    let mut outcome = Outcome::default();
-    let settings = Settings::of(source);
-    // Checks say these themselves, and what they mean.
-    let said_again =
-        |unseen: &&String| ["the NVLinks", "the IOMMU", "GPU "].iter().any(|subject| unseen.starts_with(subject));
-    for unseen in machine.unseen.iter().filter(|unseen| !said_again(unseen)) {
-        outcome.unknown("part of the machine", unseen.clone());
-    }
-    if machine.gpus.is_empty() {
-        outcome.unknown(
-            "GPUs",
-            "none of NVIDIA's is seen here, so there is nothing between them to look at. If there should be one: \
-             `lspci -d 10de:` shows it without a driver, and containers need --gpus all",
-        );
-    }
-    if machine.gpus.len() == 1 {
-        outcome.fine("between GPUs: there is one, so there is no NVLink, P2P or ACS between them to look at");
-    }
-    links::nvlink(machine, &mut outcome);
-    p2p::check(machine, &settings, &mut outcome);
-    links::pcie(machine, &mut outcome);
-    links::places(machine, &mut outcome);
-    settings::check(&settings, machine.gpus.len() == 1, &mut outcome);
-    system::container(source, machine, &mut outcome);
-    system::software(source, machine, &mut outcome);
-    system::modes(source, machine, &mut outcome);
-    if let Some(log) = log {
-        let level = nccl::level(machine, settings.get("NCCL_P2P_DISABLE"), settings.get("NCCL_P2P_LEVEL"));
-        nccl_log::check(log, machine, level, &mut outcome);
-    }
-    results::check(benchmarks.runs, machine, benchmarks.link, &mut outcome);
-    outcome.sort();
-    outcome
 }
