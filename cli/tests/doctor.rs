@@ -29,6 +29,7 @@ fn stdout(output: &Output) -> String {
 fn the_exit_code_says_whether_anything_was_found_or_could_not_be_looked_at() {
     for (fixture, code) in [
         (fixtures::PCIE4, 0),
+        (fixtures::H100X8, 0),
         (fixtures::H200X8, 0),
         (fixtures::EPYC2X2, 3),
         (fixtures::EPYC8, 3),

@@ -53,10 +53,19 @@ mod tests {
     fn hosts_and_addresses_are_left_out_and_the_rest_stays() {
         let hosts = ["node-7".to_owned(), "a".to_owned()];
         for (text, shown) in [
-            ("Connect to 10.0.12.7<36913> failed : Connection refused", "Connect to (address)<36913> failed : Connection refused"),
+            (
+                "Connect to 10.0.12.7<36913> failed : Connection refused",
+                "Connect to (address)<36913> failed : Connection refused",
+            ),
             ("peer fe80::9e63:1, GID ::ffff:10.0.0.1 lost.", "peer (address), GID (address) lost."),
-            ("Net: 192.168.1.5:4000 and node-7:99 and node-7.cluster.example.", "Net: (address):4000 and host0:99 and host0."),
-            ("socketStartConnect: a call at a: std::vector 2.27.3", "socketStartConnect: host1 call at host1: std::vector 2.27.3"),
+            (
+                "Net: 192.168.1.5:4000 and node-7:99 and node-7.cluster.example.",
+                "Net: (address):4000 and host0:99 and host0.",
+            ),
+            (
+                "socketStartConnect: a call at a: std::vector 2.27.3",
+                "socketStartConnect: host1 call at host1: std::vector 2.27.3",
+            ),
             ("device GPU-af7b61d8-0000 is gone", "device GPU-(UUID) is gone"),
             ("misc/socket.cc:484 cuda 13.0", "misc/socket.cc:484 cuda 13.0"),
             ("", ""),

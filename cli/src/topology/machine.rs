@@ -138,14 +138,8 @@ pub(crate) fn speed(generation: u32) -> Option<f64> {
 
 /// By generation: GT/s, and which part of them its encoding leaves (8b/10b, 128b/130b, and flits of 256 bytes with 236
 /// of data).
-const SPEEDS: [(f64, f64); 6] = [
-    (2.5, 0.8),
-    (5.0, 0.8),
-    (8.0, 128.0 / 130.0),
-    (16.0, 128.0 / 130.0),
-    (32.0, 128.0 / 130.0),
-    (64.0, 236.0 / 256.0),
-];
+const SPEEDS: [(f64, f64); 6] =
+    [(2.5, 0.8), (5.0, 0.8), (8.0, 128.0 / 130.0), (16.0, 128.0 / 130.0), (32.0, 128.0 / 130.0), (64.0, 236.0 / 256.0)];
 
 /// GB/s of a PCIe link one way: the rate of its lanes less their encoding, which nothing exceeds. The heads of packets
 /// take some 10 % of it; NCCL reckons with three quarters.
