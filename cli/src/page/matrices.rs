@@ -64,7 +64,8 @@ pub(crate) fn matrices(text: &str) -> Result<Vec<Picture>> {
             add(title, matrix["unit"].as_str().unwrap_or(""), cells);
         }
         if key == "one_way" {
-            let percent = square(&report["efficiency_percent"], &|cell| cell.as_f64().map_or(Cell::Nothing, Cell::Value));
+            let percent =
+                square(&report["efficiency_percent"], &|cell| cell.as_f64().map_or(Cell::Nothing, Cell::Value));
             add("Efficiency, P2P writes by the faster engine".into(), "% of the theoretical rate", percent);
         }
     }

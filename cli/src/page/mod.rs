@@ -18,7 +18,7 @@ use clap::Args;
 use crate::{
     bandwidth,
     model::{fit::Fit, hops::Parameters, runs::Run},
-    plot::{Border, Figure, Row, Series},
+    plot::{Border, Figure, Row, Series, crossing},
     topo,
 };
 pub(crate) use graph::graph;
@@ -123,7 +123,7 @@ pub(crate) fn html(title: &str, text: &str, pictures: &[Picture]) -> String {
     let mut body = String::new();
     for picture in pictures {
         // In a narrow window drawings shrink as far as they can be read, and scroll from there on.
-        let least = dimensions(&picture.svg).map_or(0.0, |(width, _)| 0.7 * width);
+        let least = dimensions(&picture.svg).map_or(0.0, |(width, _)| 0.6 * width);
         body.push_str(&format!("<figure style=\"--least:{least:.0}px\">\n{}</figure>\n", apart(&picture.svg)));
     }
     let title = svg::escaped(title);
@@ -172,6 +172,27 @@ fn dimensions(svg: &str) -> Option<(f64, f64)> {
     Some((of("width")?, of("height")?))
 }
 
+/// Where another run becomes the fastest, and which: between two sizes that both have, along straight lines of the
+/// logarithms.
+fn crossovers<'a>(runs: &[&'a Run]) -> Vec<(u64, &'a Run)> {
+    let mut sizes: Vec<u64> = runs.iter().flat_map(|run| run.points.iter().map(|point| point.bytes)).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let us = |run: &Run, bytes: u64| run.points.iter().find(|point| point.bytes == bytes).map(|point| point.us);
+    let fastest = |bytes: u64| {
+        let timed = runs.iter().enumerate().filter_map(|(index, run)| Some((index, us(run, bytes)?)));
+        timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(index, _)| index)
+    };
+    let change = |pair: &[u64]| {
+        let (before, after) = (fastest(pair[0])?, fastest(pair[1])?);
+        // One that ends is not overtaken.
+        let points = |run: &Run| Some([(pair[0], us(run, pair[0])?), (pair[1], us(run, pair[1])?)]);
+        let (before, run) = (points(runs[before])?, runs[after]);
+        Some((crossing(&before, &points(run)?)?, run))
+    };
+    sizes.windows(2).filter_map(change).collect()
+}
+
 /// What was measured, the fit to it, and the limit of the hops; a figure for each number of ranks.
 fn measured(runs: &[Run], parameters: Option<&Parameters>) -> Result<Vec<Picture>> {
     let mut counts: Vec<u32> = runs.iter().filter_map(|run| run.ranks).filter(|&ranks| ranks > 1).collect();
@@ -216,10 +237,11 @@ fn measured(runs: &[Run], parameters: Option<&Parameters>) -> Result<Vec<Picture
             for pair in sizes.windows(2) {
                 let (Some((from, _)), Some((to, _))) = (limit(pair[0]), limit(pair[1])) else { continue };
                 if from != to {
-                    borders.push(Border::to(pair[1], to.name()));
+                    borders.push(Border::to(pair[1], &format!("limit: {}", to.name())));
                 }
             }
         }
+        borders.extend(crossovers(&of).into_iter().map(|(bytes, run)| Border::to(bytes, &name(run))));
         let title = format!("Time and bus bandwidth of {count} ranks");
         let figure = Figure {
             title: format!("All-reduce by {count} ranks"),
