@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 
 use crate::{
     output, page,
-    plot::{Border, Figure, Series},
+    plot::{Border, Figure, Series, crossing},
     sizes::{Size, Step, Sweep},
     topo,
 };
@@ -144,6 +144,8 @@ struct Table {
     notes: Vec<String>,
     /// Bytes on the wire for each of the message, in bus bandwidth; none if it is that of the flags' ranks.
     factor: Option<f64>,
+    /// What its figure marks besides where the best changes.
+    borders: Vec<Border>,
 }
 
 #[derive(Clone)]
@@ -281,6 +283,7 @@ fn fit_table(run: &Run, fit: &Fit) -> Table {
         rows: rows.collect(),
         notes,
         factor: Some(fit.factor),
+        borders: vec![Border::at(fit.half_bytes().round() as u64, "half of the time is alpha")],
     }
 }
 
@@ -372,6 +375,7 @@ fn planned(arguments: &Arguments) -> Result<Table> {
         rows: sizes(arguments).into_iter().map(row).collect(),
         notes,
         factor: None,
+        borders: Vec::new(),
     })
 }
 
@@ -412,6 +416,7 @@ fn hops(arguments: &Arguments, parameters: &Parameters) -> Table {
             "atomics: a one-shot between handshakes by atomics, of another library".into(),
         ],
         factor: None,
+        borders: Vec::new(),
     }
 }
 
@@ -454,6 +459,7 @@ fn measured(results: &Results, parameters: &Parameters) -> Table {
         rows: rows.collect(),
         notes,
         factor: None,
+        borders: Vec::new(),
     }
 }
 
@@ -490,6 +496,7 @@ fn alpha_beta(arguments: &Arguments, within: Network) -> Result<Vec<Table>> {
             columns: columns.iter().cloned().chain(["best".into(), "bound by".into()]).collect(),
             notes: Vec::new(),
             factor: Some(factor),
+            borders: Vec::new(),
         }
     };
     let many = nodes > 1;
@@ -559,11 +566,20 @@ impl Table {
             Some(Cell::Word(word)) => Some(word.clone()),
             _ => None,
         };
+        // Between two sizes of the table, where both have columns: a table's sizes may be far apart.
+        let crossing = |pair: &[(String, u64, Vec<Cell>)], from: &str, to: &str| {
+            let times = |name: &str| {
+                let column = self.columns.iter().position(|column| column == name)?;
+                let us = |cells: &[Cell]| if let Cell::Us(us) = cells[column] { us } else { None };
+                Some([(pair[0].1, us(&pair[0].2)?), (pair[1].1, us(&pair[1].2)?)])
+            };
+            crossing(&times(from)?, &times(to)?)
+        };
         let change = |pair: &[(String, u64, Vec<Cell>)]| {
             let (from, to) = (word(&pair[0].2)?, word(&pair[1].2)?);
-            (from != to).then(|| Border::to(pair[1].1, &to))
+            (from != to).then(|| Border::to(crossing(pair, &from, &to).unwrap_or(pair[1].1), &to))
         };
-        let borders = self.rows.windows(2).filter_map(change).collect();
+        let borders = self.borders.iter().cloned().chain(self.rows.windows(2).filter_map(change)).collect();
         let all = f64::from(arguments.ranks) * f64::from(arguments.nodes);
         let factor = self.factor.unwrap_or(2.0 * (all - 1.0) / all);
         let (head, rest) = self.title.split_once([':', ';']).unwrap_or((&self.title, ""));
