@@ -70,7 +70,8 @@ fn wrong_sums_have_no_place_among_the_fast() {
 #[test]
 fn ranks_of_one_device_are_said_to_have_one_path() {
     let on = |devices: Vec<usize>, path| Tier { devices, ..tier("two", path, None, 2) };
-    let point = |_: &Tier, _: Contender| Ok(vec![Point { bytes: 1 << 20, us: 1.0, bus_gb_per_s: None, wrong: Some(0) }]);
+    let point =
+        |_: &Tier, _: Contender| Ok(vec![Point { bytes: 1 << 20, us: 1.0, bus_gb_per_s: None, wrong: Some(0) }]);
     let notes = |devices: &[usize]| {
         let tiers = [Path::P2p, Path::HostMemory, Path::Network].map(|path| on(devices.to_vec(), path));
         measure(tiers.into(), SIZES, &mut { point }).notes.join("\n")

@@ -313,7 +313,10 @@ impl<G: Group> Session<'_, G> {
         output.print(|out| {
             writeln!(out, "#\n# What a call must take, by launch, hops and bytes: {parameters}")?;
             if host {
-                writeln!(out, "# The limits are of kernels on GPUs, and these ranks are on the CPU: ratios say little")?;
+                writeln!(
+                    out,
+                    "# The limits are of kernels on GPUs, and these ranks are on the CPU: ratios say little"
+                )?;
             }
             assumed.iter().try_for_each(|assumed| writeln!(out, "# Not measured: {assumed}"))?;
             writeln!(out, "# {}", &LIMITS_HEADER[2..])?;
