@@ -90,6 +90,11 @@ fn a_log_of_nccl_s_is_read() {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
     assert!(!text.contains("secret-host"), "{text}");
+    let json = stdout(&doctor(fixtures::EPYC2X2, &["--nccl-log", log.to_str().unwrap(), "--json"]));
+    assert!(!json.contains("secret-host"), "{json}");
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["nccl_log"]["pairs"][1]["channels"], serde_json::json!({"shm": 1}));
+    assert_eq!((&json["nccl_log"]["hosts"], &json["nccl_log"]["pairs"][1]["from_rank"]), (&1.into(), &1.into()));
     let missing = doctor(fixtures::EPYC2X2, &["--nccl-log", "/nowhere/log"]);
     assert_eq!(missing.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&missing.stderr).contains("can't read /nowhere/log"));

@@ -36,7 +36,7 @@ use crate::{
 };
 use examine::{Benchmarks, examine};
 use finding::Outcome;
-use nccl_log::Log;
+use nccl_log::{Log, Transports};
 use p2p::Redirected;
 
 /// What `peersum doctor` is told.
@@ -82,6 +82,8 @@ struct Report<'a> {
     peersum_version: &'static str,
     sources: &'a [String],
     gpus: Vec<Option<&'a str>>,
+    /// What was read of NCCL's log; null if none was given.
+    nccl_log: Option<Transports<'a>>,
     /// What was read of benchmarks, in words.
     results: Vec<String>,
     exit_code: u8,
@@ -118,6 +120,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         peersum_version: env!("CARGO_PKG_VERSION"),
         sources: &machine.sources,
         gpus: machine.gpus.iter().map(|gpu| gpu.name.as_deref()).collect(),
+        nccl_log: log.as_ref().map(Log::transports),
         results: runs.iter().map(|run| format!("{}: {}", run.title(), results::figures(run))).collect(),
         exit_code: outcome.exit_code(),
         outcome: &outcome,

@@ -94,6 +94,24 @@ pub(super) struct Log {
     pub(super) odd: usize,
 }
 
+/// The JSON of a log.
+#[derive(Debug, Serialize)]
+pub(super) struct Transports<'a> {
+    nccl_version: Option<&'a str>,
+    hosts: usize,
+    nvls_available: Option<bool>,
+    nvls_channels: Option<u32>,
+    pairs: Vec<OfPair>,
+}
+
+/// How many channels go from a rank to another, and by what.
+#[derive(Debug, Serialize)]
+struct OfPair {
+    from_rank: u32,
+    to_rank: u32,
+    channels: BTreeMap<Transport, usize>,
+}
+
 /// More warnings than these are not shown.
 const WARNINGS: usize = 5;
 
@@ -126,6 +144,22 @@ impl Log {
         log.warnings.iter_mut().for_each(|warning| *warning = private::of_warning(warning, &hosts));
         log.hosts = hosts.len();
         log
+    }
+
+    /// By what its channels go.
+    pub(super) fn transports(&self) -> Transports<'_> {
+        let pair = |(&(from_rank, to_rank), by): (&Ranks, &BTreeMap<Transport, BTreeSet<String>>)| OfPair {
+            from_rank,
+            to_rank,
+            channels: by.iter().map(|(&transport, channels)| (transport, channels.len())).collect(),
+        };
+        Transports {
+            nccl_version: self.version.as_deref(),
+            hosts: self.hosts,
+            nvls_available: self.nvls,
+            nvls_channels: self.nvls_channels,
+            pairs: self.channels.iter().map(pair).collect(),
+        }
     }
 
     fn info(&mut self, said: &str, host: Option<usize>) {
