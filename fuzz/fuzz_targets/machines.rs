@@ -37,7 +37,10 @@ mod doctor {
     mod show;
     mod system;
 
-    use super::{model::runs::Run, topology::{read, source::Source}};
+    use super::{
+        model::runs::Run,
+        topology::{read, source::Source},
+    };
 
     /// Examines, and prints.
     pub(super) fn all(source: &dyn Source, log: Option<&str>, results: &str) {
@@ -55,15 +58,7 @@ mod doctor {
     use std::io;
 }
 
-use topology::{
-    machine::Machine,
-    matrix::Matrix,
-    nvml::Answers,
-    read,
-    source::Source,
-    visible::Visible,
-    xml,
-};
+use topology::{machine::Machine, matrix::Matrix, nvml::Answers, read, source::Source, visible::Visible, xml};
 
 /// Files in memory.
 #[derive(Default)]
@@ -115,9 +110,8 @@ impl Source for Files {
     fn names(&self, path: &str) -> io::Result<Vec<String>> {
         let below = format!("{}/", self.followed(path));
         let all = self.files.keys().chain(self.links.keys());
-        let mut names: Vec<String> = all
-            .filter_map(|known| known.strip_prefix(&below)?.split('/').next().map(str::to_owned))
-            .collect();
+        let mut names: Vec<String> =
+            all.filter_map(|known| known.strip_prefix(&below)?.split('/').next().map(str::to_owned)).collect();
         names.sort();
         names.dedup();
         if names.is_empty() { Err(not_there()) } else { Ok(names) }
@@ -148,10 +142,14 @@ fuzz_target!(|bytes: &[u8]| {
     assert_eq!(matrix.cells.len(), machine.gpus.len() + machine.nics.len());
     // Whatever is in it, it is whole XML; whether NCCL could use it is another matter.
     let written = xml::write(&machine);
-    assert!(!format!("{:#}", xml::parse(&written).err().unwrap_or_else(|| anyhow::anyhow!("none"))).contains("no whole XML"));
+    assert!(
+        !format!("{:#}", xml::parse(&written).err().unwrap_or_else(|| anyhow::anyhow!("none")))
+            .contains("no whole XML")
+    );
     let (list, order) = (files.variable("CUDA_VISIBLE_DEVICES"), files.variable("CUDA_DEVICE_ORDER"));
     let _ = Visible::of_variables(&machine, list.as_deref(), order.as_deref());
     // What doesn't look like files is a log.
-    let log = files.text_of("@log").or_else(|| files.files.is_empty().then(|| String::from_utf8_lossy(bytes).into_owned()));
+    let log =
+        files.text_of("@log").or_else(|| files.files.is_empty().then(|| String::from_utf8_lossy(bytes).into_owned()));
     doctor::all(&files, log.as_deref(), &files.text_of("@results").unwrap_or_default());
 });
