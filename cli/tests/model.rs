@@ -58,10 +58,25 @@ fn alpha_and_beta_give_the_published_figures() {
     for (name, us) in [("ring_us", 33.0), ("halving_doubling_us", 17.0), ("two_shot_us", 9.0), ("one_shot_us", 22.0)] {
         assert!((row[name].as_f64().unwrap() - us).abs() < 1e-9, "{name}: {row}");
     }
-    assert_eq!(tables[1]["rows"][0]["two_level_us"], Value::Null);
+    // 7 steps, 3, 1; and what each rank has, or gets: 7/8 of the whole at 350 GB/s.
+    let half = 875.0 / 350.0;
+    for (name, us) in [("ring_us", 14.0 + half), ("halving_us", 6.0 + half), ("direct_us", 2.0 + half)] {
+        assert!((tables[1]["rows"][0][name].as_f64().unwrap() - us).abs() < 1e-9, "{name}: {tables}");
+    }
+    assert!(tables[1]["title"].as_str().unwrap().starts_with("Reduce-scatter, and all-gather"), "{tables}");
+    assert!((tables[2]["rows"][0]["tree_us"].as_f64().unwrap() - (6.0 + 3000.0 / 350.0)).abs() < 1e-9, "{tables}");
+    assert_eq!(
+        (&tables[2]["rows"][0]["best"], &tables[2]["rows"][0]["bound_by"]),
+        (&"scatter-direct".into(), &"bytes".into())
+    );
+    assert_eq!(tables[3]["rows"][0]["two_level_us"], Value::Null);
     assert!(tables[0]["notes"][0].as_str().unwrap().contains("from 133333 bytes on"));
     let two = json(&model(&format!("{flags} --nodes 2 --alpha-between 15 --beta-between 20")));
     assert!((two[0]["rows"][0]["hierarchical_us"].as_f64().unwrap() / 45.3 - 1.0).abs() < 0.01, "{two}");
+    for table in [1, 2] {
+        assert!(two[table]["rows"][0]["hierarchical_us"].as_f64().unwrap() > 0.0, "{two}");
+    }
+    assert!(two[3]["rows"][0]["two_level_us"].as_f64().unwrap() > 0.0, "{two}");
 }
 
 #[test]
@@ -125,7 +140,12 @@ fn measurements_are_fitted_and_where_the_model_fails_is_said() {
     }
     std::fs::write(&file, text).unwrap();
     let path = file.to_str().unwrap();
-    let shown = stdout(&peersum(&["model", "--fit", path]));
+    let plot = folder.path().join("fit.svg");
+    let shown = stdout(&peersum(&["model", "--fit", path, "--plot", plot.to_str().unwrap()]));
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    for part in ["measured", "predicted", "half of the time is alpha at", "busbw (GB/s)"] {
+        assert!(svg.contains(part), "{part}");
+    }
     assert!(shown.contains("The model fails at 64K"), "{shown}");
     let tables = json(&peersum(&["model", "--fit", path, "--json"]));
     let row = &tables[0]["rows"][10];
@@ -170,11 +190,16 @@ fn the_model_is_drawn_with_where_the_best_changes() {
     let path = file.to_str().unwrap();
     for (flags, parts) in [
         ("-g 8 --t0 2", &["two-shot-ll from", "one-shot-direct"][..]),
-        ("--alpha 2 --beta 350", &["ring", "halving-doubling", "two-shot from"]),
+        (
+            "--alpha 2 --beta 350",
+            &["ring", "halving-doubling", "two-shot from", "Reduce-scatter", "Broadcast", "All-to-all"],
+        ),
         ("--plan --nodes 64", &["busbw (GB/s)"]),
     ] {
         stdout(&model(&format!("{flags} --plot {path}")));
         let svg = std::fs::read_to_string(&file).unwrap();
+        // The formula's is at 133 KB, which is between two sizes of the table.
+        assert!(!svg.contains("two-shot from 256 KiB"), "{flags}");
         for part in parts.iter().chain(&["time of a call", "size of the message", "prefers-color-scheme:dark"]) {
             assert!(svg.contains(part), "{flags}: {part}");
         }

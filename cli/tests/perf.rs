@@ -152,6 +152,7 @@ fn a_flipped_bit_is_counted_told_and_fails_the_run() {
     assert_ne!(first["expected_bits"], first["got_bits"]);
 }
 
+/// Field case A68 (NVIDIA/nccl-tests#318, microsoft/superbenchmark#675).
 #[test]
 fn the_report_holds_a_record_for_each_size_type_reduction_and_placement() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -292,6 +293,7 @@ fn a_reader_that_goes_is_no_panic() {
     assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
 }
 
+/// Field case A64 (NVIDIA/nccl-tests#274): what bus bandwidth is, and what it is not.
 #[test]
 fn help_explains_the_bandwidths() {
     let output = perf("--help");

@@ -31,8 +31,8 @@ fn the_matrix_has_gpus_nics_and_affinities() {
          0-55,112-167    0",
         "  NIC8: eno1",
         "  GPU4: NVIDIA H200, 0000:9d:00.0",
-        "    PCIe: 5.0 x16 now, 5.0 x16 at best: 48 GB/s one way",
-        "    NVLink: generation 4, 18 of 18 links active, 26.6 GB/s each, 478 GB/s one way: through a switch",
+        "    PCIe: 5.0 x16 now, 5.0 x16 at best: 63 GB/s one way",
+        "    NVLink: generation 4, 18 of 18 links active, 25.0 GB/s each, 450 GB/s one way: through a switch",
         "    Nearest NIC: NIC4 (mlx5_4), PIX",
     ] {
         assert!(text.lines().any(|shown| shown == line), "{line}\nis not in\n{text}");

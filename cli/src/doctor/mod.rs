@@ -1,15 +1,17 @@
 //! `peersum doctor`: what makes all-reduce slow on a machine, or impossible, and what to do about it.
 //!
 //! [`topology`](crate::topology) reads the machine; [`links`], [`p2p`], [`system`] and [`settings`] look at it, and
-//! [`nccl_log`] at what NCCL printed, and [`results`] at what a benchmark measured. Each adds to an [`Outcome`]:
+//! [`nccl_log`] at what NCCL printed, and [`results`] at what a benchmark measured. [`examine`] has each add to an [`Outcome`]:
 //! findings, what could not be looked at, and what is fine. Nothing here changes the machine; [`acs_fix`] writes files
 //! that would.
 
 mod acs_fix;
+mod examine;
 mod finding;
 mod links;
 mod nccl_log;
 mod p2p;
+mod private;
 mod results;
 mod settings;
 mod show;
@@ -29,13 +31,13 @@ use serde::Serialize;
 
 use crate::{
     model::runs::Run,
-    topo,
-    topology::{lspci, machine::Machine, nccl, read, source::Source},
+    output, topo,
+    topology::{lspci, read},
 };
+use examine::{Benchmarks, examine};
 use finding::Outcome;
-use nccl_log::Log;
+use nccl_log::{Log, Transports};
 use p2p::Redirected;
-use settings::Settings;
 
 /// What `peersum doctor` is told.
 #[derive(Args, Clone, Debug)]
@@ -80,6 +82,8 @@ struct Report<'a> {
     peersum_version: &'static str,
     sources: &'a [String],
     gpus: Vec<Option<&'a str>>,
+    /// What was read of NCCL's log; null if none was given.
+    nccl_log: Option<Transports<'a>>,
     /// What was read of benchmarks, in words.
     results: Vec<String>,
     exit_code: u8,
@@ -110,60 +114,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         ensure!(link.is_finite() && link > 0.0, "--link {link}: that is no bandwidth");
     }
     let outcome = examine(&*source, &machine, log.as_ref(), &Benchmarks { runs: &runs, link: arguments.link });
-    let mut out = io::stdout().lock();
-    if arguments.json {
-        let report = Report {
-            schema: "peersum-doctor",
-            schema_version: 1,
-            peersum_version: env!("CARGO_PKG_VERSION"),
-            sources: &machine.sources,
-            gpus: machine.gpus.iter().map(|gpu| gpu.name.as_deref()).collect(),
-            results: runs.iter().map(|run| format!("{}: {}", run.title(), results::figures(run))).collect(),
-            exit_code: outcome.exit_code(),
-            outcome: &outcome,
-        };
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        show::show(&mut out, &machine, log.as_ref(), &runs, &outcome)?;
-    }
+    let report = Report {
+        schema: "peersum-doctor",
+        schema_version: 1,
+        peersum_version: env!("CARGO_PKG_VERSION"),
+        sources: &machine.sources,
+        gpus: machine.gpus.iter().map(|gpu| gpu.name.as_deref()).collect(),
+        nccl_log: log.as_ref().map(Log::transports),
+        results: runs.iter().map(|run| format!("{}: {}", run.title(), results::figures(run))).collect(),
+        exit_code: outcome.exit_code(),
+        outcome: &outcome,
+    };
+    output::report(arguments.json, &report, |out| show::show(out, &machine, log.as_ref(), &runs, &outcome))?;
     Ok(ExitCode::from(outcome.exit_code()))
-}
-
-/// What was measured elsewhere.
-#[derive(Clone, Copy, Default)]
-struct Benchmarks<'a> {
-    runs: &'a [Run],
-    /// GB/s that a GPU of theirs could send.
-    link: Option<f64>,
-}
-
-/// Looks at everything.
-fn examine(source: &dyn Source, machine: &Machine, log: Option<&Log>, benchmarks: &Benchmarks) -> Outcome {
-    let mut outcome = Outcome::default();
-    let settings = Settings::of(source);
-    // Checks say these themselves, and what they mean.
-    let said_again =
-        |unseen: &&String| ["the NVLinks", "the IOMMU", "GPU "].iter().any(|subject| unseen.starts_with(subject));
-    for unseen in machine.unseen.iter().filter(|unseen| !said_again(unseen)) {
-        outcome.unknown("part of the machine", unseen.clone());
-    }
-    if machine.gpus.is_empty() {
-        outcome.unknown("GPUs", "none of NVIDIA's is seen here, so there is nothing between them to look at");
-    }
-    links::nvlink(machine, &mut outcome);
-    p2p::check(machine, &settings, &mut outcome);
-    links::pcie(machine, &mut outcome);
-    links::places(machine, &mut outcome);
-    settings::check(&settings, &mut outcome);
-    system::container(source, machine, &mut outcome);
-    system::software(source, machine, &mut outcome);
-    system::modes(source, machine, &mut outcome);
-    if let Some(log) = log {
-        let level = nccl::level(machine, settings.get("NCCL_P2P_DISABLE"), settings.get("NCCL_P2P_LEVEL"));
-        nccl_log::check(log, machine, level, &mut outcome);
-    }
-    results::check(benchmarks.runs, machine, benchmarks.link, &mut outcome);
-    outcome.sort();
-    outcome
 }

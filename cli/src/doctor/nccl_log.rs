@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::{
     finding::{Finding, Outcome, Weight, list},
+    private,
     settings::Settings,
 };
 use crate::topology::{
@@ -93,6 +94,24 @@ pub(super) struct Log {
     pub(super) odd: usize,
 }
 
+/// The JSON of a log.
+#[derive(Debug, Serialize)]
+pub(super) struct Transports<'a> {
+    nccl_version: Option<&'a str>,
+    hosts: usize,
+    nvls_available: Option<bool>,
+    nvls_channels: Option<u32>,
+    pairs: Vec<OfPair>,
+}
+
+/// How many channels go from a rank to another, and by what.
+#[derive(Debug, Serialize)]
+struct OfPair {
+    from_rank: u32,
+    to_rank: u32,
+    channels: BTreeMap<Transport, usize>,
+}
+
 /// More warnings than these are not shown.
 const WARNINGS: usize = 5;
 
@@ -116,16 +135,31 @@ impl Log {
                 }
             });
             if line.contains("NCCL WARN ") {
-                // Names of hosts stand in addresses of sockets too.
-                let said =
-                    said.split_whitespace().filter(|word| !hosts.iter().any(|host| word.contains(host.as_str())));
-                log.warnings.push(said.collect::<Vec<_>>().join(" "));
+                log.warnings.push(said.trim().to_owned());
             } else {
                 log.info(said.trim(), host);
             }
         }
+        // Once all hosts are known: one may warn of another that has said nothing yet.
+        log.warnings.iter_mut().for_each(|warning| *warning = private::of_warning(warning, &hosts));
         log.hosts = hosts.len();
         log
+    }
+
+    /// By what its channels go.
+    pub(super) fn transports(&self) -> Transports<'_> {
+        let pair = |(&(from_rank, to_rank), by): (&Ranks, &BTreeMap<Transport, BTreeSet<String>>)| OfPair {
+            from_rank,
+            to_rank,
+            channels: by.iter().map(|(&transport, channels)| (transport, channels.len())).collect(),
+        };
+        Transports {
+            nccl_version: self.version.as_deref(),
+            hosts: self.hosts,
+            nvls_available: self.nvls,
+            nvls_channels: self.nvls_channels,
+            pairs: self.channels.iter().map(pair).collect(),
+        }
     }
 
     fn info(&mut self, said: &str, host: Option<usize>) {
@@ -230,7 +264,7 @@ pub(super) fn check(log: &Log, machine: &Machine, level: Level, outcome: &mut Ou
         settings.add(name.clone(), value.clone(), "the run that the log is of");
     }
     let mut of_run = Outcome::default();
-    super::settings::check(&settings, &mut of_run);
+    super::settings::check(&settings, false, &mut of_run);
     // That none is worth a word is no news: a log doesn't have all variables.
     outcome.findings.append(&mut of_run.findings);
     shm(log, machine, level, &settings, outcome);
@@ -503,12 +537,15 @@ mod tests {
     fn variables_and_warnings_of_the_run_are_found_and_hosts_are_left_out() {
         let text = log(["19000", "1a000"], "SHM/direct/direct")
             + "box:1:2 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n"
-            + "box:1:2 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to box<1234> failed\n";
+            + "box:1:2 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to box<1234> failed\n"
+            + "box:1:2 [0] misc/socket.cc:484 NCCL WARN Connect to 10.1.2.3<1234> failed\n";
         let outcome = findings(PCIE4, &text);
         let ids: Vec<_> = outcome.findings.iter().map(|finding| finding.id).collect();
         assert_eq!(ids, ["variable", "log-shm", "log-warnings"]);
         assert!(outcome.findings[1].evidence[0].contains("beyond LOC, from NCCL_P2P_DISABLE"), "{outcome:?}");
-        assert!(!format!("{outcome:?}").contains("box"), "{outcome:?}");
+        let shown = format!("{outcome:?}");
+        assert!(!shown.contains("box") && !shown.contains("10.1.2.3"), "{shown}");
+        assert!(shown.contains("Connect to host0<1234> failed") && shown.contains("(address)<1234>"), "{shown}");
     }
 
     #[test]

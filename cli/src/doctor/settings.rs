@@ -1,6 +1,9 @@
 //! Variables of the environment, and of NCCL's configuration files, that turn paths off or force a choice.
 
-use super::finding::{Finding, Outcome, Weight};
+use super::{
+    finding::{Finding, Outcome, Weight},
+    private,
+};
 use crate::topology::source::Source;
 
 /// What is set: the environment's first, which NCCL prefers.
@@ -140,17 +143,25 @@ const KNOWN: [(&str, When, Weight, &str); 21] = [
     ("CUDA_DISABLE_PERF_BOOST", When::On, Weight::Note, "the driver doesn't raise the clocks for CUDA"),
 ];
 
-/// Looks at all of them.
-pub(super) fn check(settings: &Settings, outcome: &mut Outcome) {
+/// Those that concern paths between the GPUs of one machine alone.
+const BETWEEN_GPUS: [&str; 4] = ["NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE"];
+
+/// Looks at all of them; `alone` is a GPU that is its machine's only one.
+pub(super) fn check(settings: &Settings, alone: bool, outcome: &mut Outcome) {
     let before = outcome.findings.len();
     for setting in &settings.set {
         let said = KNOWN.iter().filter(|(name, when, ..)| *name == setting.name && when.holds(&setting.value));
         for (name, _, weight, effect) in said {
+            let idle = alone && BETWEEN_GPUS.contains(name);
+            let mut evidence = vec![format!("{name}={} is set in {}", setting.value, setting.from)];
+            if idle {
+                evidence.push("there is one GPU here, so nothing of this machine's goes that way".into());
+            }
             outcome.found(Finding {
                 id: "variable",
-                weight: *weight,
+                weight: if idle { Weight::Note } else { *weight },
                 title: format!("{name}={}", setting.value),
-                evidence: vec![format!("{name}={} is set in {}", setting.value, setting.from)],
+                evidence,
                 cost: format!("{effect}."),
                 remedy: vec![format!("Unset {name}, unless it works around something that is still there.")],
             });
@@ -174,23 +185,24 @@ fn visible(devices: &str, outcome: &mut Outcome) {
     };
     let kept = entries.iter().take_while(|entry| is_entry(entry)).count();
     let doubled = (0..kept).find(|&index| entries[..index].contains(&entries[index]));
+    let shown: Vec<_> = entries.iter().map(|entry| private::of_device(entry)).collect();
     let mut say = |title: String, cost: &str, remedy: &str| {
         outcome.found(Finding {
             id: "visible-devices",
             weight: Weight::Severe,
             title,
-            evidence: vec![format!("CUDA_VISIBLE_DEVICES={devices}")],
+            evidence: vec![format!("CUDA_VISIBLE_DEVICES={}", shown.join(","))],
             cost: cost.into(),
             remedy: vec![remedy.into()],
         });
     };
     if let Some(index) = doubled {
-        let title = format!("CUDA_VISIBLE_DEVICES names {} twice", entries[index]);
+        let title = format!("CUDA_VISIBLE_DEVICES names {} twice", shown[index]);
         say(title, "CUDA then shows no device at all.", "Name each device once.");
     } else if kept == 0 {
         say("CUDA_VISIBLE_DEVICES hides every GPU".into(), "No program sees one.", "Unset it, or name devices.");
     } else if kept < entries.len() {
-        let title = format!("CUDA_VISIBLE_DEVICES ends at '{}', its entry {}", entries[kept], kept + 1);
+        let title = format!("CUDA_VISIBLE_DEVICES ends at '{}', its entry {}", shown[kept], kept + 1);
         say(
             title,
             "What stands behind it is not seen, without a word.",
@@ -213,7 +225,7 @@ mod tests {
     fn found(name: &str, value: &str) -> Vec<(Weight, String)> {
         let (mut settings, mut outcome) = (Settings::default(), Outcome::default());
         settings.add(name.into(), value.into(), "the environment");
-        check(&settings, &mut outcome);
+        check(&settings, false, &mut outcome);
         outcome.findings.into_iter().map(|finding| (finding.weight, finding.title)).collect()
     }
 
@@ -228,6 +240,27 @@ mod tests {
         assert_eq!(found("NCCL_NVLS_ENABLE", "0").len(), 1);
         assert_eq!(found("NCCL_P2P_LEVEL", "SYS"), []);
         assert_eq!(found("NCCL_P2P_LEVEL", "nvl").len(), 1);
+    }
+
+    #[test]
+    fn what_concerns_other_gpus_is_a_note_where_there_is_one() {
+        let (mut settings, mut outcome) = (Settings::default(), Outcome::default());
+        for (name, value) in [("NCCL_NVLS_ENABLE", "0"), ("NCCL_IB_DISABLE", "1")] {
+            settings.add(name.into(), value.into(), "the environment");
+        }
+        check(&settings, true, &mut outcome);
+        let weights: Vec<_> = outcome.findings.iter().map(|finding| finding.weight).collect();
+        assert_eq!(weights, [Weight::Note, Weight::Moderate]);
+        assert!(outcome.findings[0].evidence[1].contains("one GPU here"), "{outcome:?}");
+    }
+
+    #[test]
+    fn uuids_are_not_printed() {
+        let (mut settings, mut outcome) = (Settings::default(), Outcome::default());
+        settings.add("CUDA_VISIBLE_DEVICES".into(), "GPU-af7b61d8-1,GPU-af7b61d8-1".into(), "the environment");
+        check(&settings, false, &mut outcome);
+        assert_eq!(outcome.findings[0].title, "CUDA_VISIBLE_DEVICES names GPU-(UUID) twice");
+        assert!(!format!("{outcome:?}").contains("af7b61d8"), "{outcome:?}");
     }
 
     /// Field case A53 (vllm-project/vllm#41848).

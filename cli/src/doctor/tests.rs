@@ -51,6 +51,16 @@ fn bridges_that_redirect_are_named_and_only_these() {
     assert_eq!(ids(&examined(&PCIE4.replace("acs=0x00", "acs=0x01"))), Vec::<&str>::new());
 }
 
+/// Four cards below one switch, ACS on at every port: P2P is granted, NCCL takes it, and all of it makes the detour.
+#[test]
+fn four_cards_with_acs_on_are_a_severe_finding_with_a_remedy() {
+    let outcome = examined(&PCIE4.replace("acs=0x00", "acs=0x1d"));
+    assert_eq!((ids(&outcome), outcome.exit_code()), (vec!["acs-redirect"], 3));
+    let found = text(&outcome, "acs-redirect");
+    assert!(found.contains("at 5 PCIe bridges, between all 6 pairs of GPUs"), "{found}");
+    assert!(found.contains("--write-acs-fix") && found.contains("pci=disable_acs_redir"), "{found}");
+}
+
 #[test]
 fn acs_that_can_not_be_read_is_unknown_and_not_off() {
     let outcome = examined(&PCIE4.replace("acs=0x00", "acs=unreadable"));
@@ -188,6 +198,7 @@ fn machines_with_one_gpu_or_none_say_what_they_can() {
     let vm = examined(VM1);
     assert_eq!((ids(&vm), vm.exit_code()), (vec![], 2), "{vm:#?}");
     assert!(format!("{:?}", vm.unknown).contains("the PCIe link of GPU0"));
+    assert!(vm.fine[0].contains("between GPUs: there is one"), "{vm:#?}");
     let mig = examined(&VM1.replace("memory=141G", "memory=141G mig=on"));
     assert_eq!((ids(&mig), mig.exit_code()), (vec!["mig"], 3));
 }
@@ -222,6 +233,16 @@ fn the_exit_code_says_how_severe_the_worst_is() {
     let both = examined(&PCIE4.replace("iommu identity", "iommu DMA").replace("acs=0x00", "acs=unreadable"));
     assert_eq!((both.exit_code(), both.unknown.len()), (1, 1));
     assert_eq!(examined(&PCIE4.replace("acs=0x00", "acs=0x1d")).exit_code(), 3);
+}
+
+/// Field case A54 (NVIDIA/NVSentinel#1485): that NVLinks can't be seen has another code than that there are none up.
+#[test]
+fn unknown_links_are_told_from_links_that_are_down() {
+    let silent = examined(&H200X8.replace("links=18@switch", ""));
+    assert_eq!(silent.exit_code(), 2, "{silent:#?}");
+    assert!(silent.unknown.iter().any(|unknown| unknown.what.starts_with("NVLinks of GPU0")), "{silent:#?}");
+    let down = examined(&H200X8.replace("links=18@switch", "links=18@switch inactive=18"));
+    assert_eq!((ids(&down)[0], down.exit_code()), ("nvlink-missing", 3));
 }
 
 /// Field case A54: an empty place is no healthy machine.

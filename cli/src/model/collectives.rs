@@ -79,6 +79,84 @@ impl fmt::Display for AllReduce {
     }
 }
 
+/// Ways to reduce-scatter and to all-gather between ranks that are alike. One is the other backwards, so both cost the
+/// same; bytes are those of the whole message, of which each rank has, or gets, its part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scatter {
+    Ring,
+    /// Recursive halving, or doubling; for powers of 2.
+    Halving,
+    Direct,
+}
+
+impl Scatter {
+    pub(crate) const ALL: [Scatter; 3] = [Scatter::Ring, Scatter::Halving, Scatter::Direct];
+
+    /// Of `bytes` bytes between `ranks` ranks; none where it isn't defined.
+    pub(crate) fn cost(self, ranks: u32, bytes: f64, network: Network) -> Option<Cost> {
+        let p = f64::from(ranks);
+        let steps = match self {
+            Scatter::Ring => p - 1.0,
+            Scatter::Halving if ranks.is_power_of_two() => p.log2(),
+            Scatter::Halving => return None,
+            Scatter::Direct => 1.0,
+        };
+        Some(network.cost(steps, (p - 1.0) / p * bytes))
+    }
+}
+
+impl fmt::Display for Scatter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Scatter::Ring => "ring",
+            Scatter::Halving => "halving",
+            Scatter::Direct => "direct",
+        })
+    }
+}
+
+/// Ways to broadcast between ranks that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Broadcast {
+    /// The root writes to all.
+    Direct,
+    /// A binomial tree.
+    Tree,
+    /// Scattered down a binomial tree, and gathered in a ring.
+    ScatterRing,
+    /// Scattered by the root to all, and gathered by all from all.
+    ScatterDirect,
+}
+
+impl Broadcast {
+    pub(crate) const ALL: [Broadcast; 4] =
+        [Broadcast::Direct, Broadcast::Tree, Broadcast::ScatterRing, Broadcast::ScatterDirect];
+
+    /// Of `bytes` bytes between `ranks` ranks.
+    pub(crate) fn cost(self, ranks: u32, bytes: f64, network: Network) -> Cost {
+        let p = f64::from(ranks);
+        let (rounds, part) = (p.log2().ceil(), (p - 1.0) / p);
+        let (steps, factor) = match self {
+            Broadcast::Direct => (1.0, p - 1.0),
+            Broadcast::Tree => (rounds, rounds),
+            Broadcast::ScatterRing => (rounds + p - 1.0, 2.0 * part),
+            Broadcast::ScatterDirect => (2.0, 2.0 * part),
+        };
+        network.cost(steps, factor * bytes)
+    }
+}
+
+impl fmt::Display for Broadcast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Broadcast::Direct => "direct",
+            Broadcast::Tree => "tree",
+            Broadcast::ScatterRing => "scatter-ring",
+            Broadcast::ScatterDirect => "scatter-direct",
+        })
+    }
+}
+
 /// A cluster of nodes that are alike.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Cluster {
@@ -95,6 +173,20 @@ impl Cluster {
         let (k, n) = (f64::from(self.ranks), f64::from(self.nodes));
         let half = self.within.cost(1.0, (k - 1.0) / k * bytes);
         half.plus(self.between.cost(2.0, 2.0 * (n - 1.0) / n * bytes / k)).plus(half)
+    }
+
+    /// A direct reduce-scatter in the node, and one of each rank's part between the nodes; or an all-gather, which is that
+    /// backwards.
+    pub(crate) fn hierarchical_scatter(self, bytes: f64) -> Cost {
+        let (k, n) = (f64::from(self.ranks), f64::from(self.nodes));
+        self.within.cost(1.0, (k - 1.0) / k * bytes).plus(self.between.cost(1.0, (n - 1.0) / n * bytes / k))
+    }
+
+    /// Scattered in the root's node, each part by a tree to the other nodes through a NIC of its own, and gathered in each.
+    pub(crate) fn hierarchical_broadcast(self, bytes: f64) -> Cost {
+        let (k, rounds) = (f64::from(self.ranks), f64::from(self.nodes).log2().ceil());
+        let half = self.within.cost(1.0, (k - 1.0) / k * bytes);
+        half.plus(self.between.cost(rounds, rounds * bytes / k)).plus(half)
     }
 
     /// All-to-all of `bytes` bytes that each rank has for all.
@@ -234,6 +326,47 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Thakur, Rabenseifner and Gropp (2005): an all-reduce by Rabenseifner's algorithm is a reduce-scatter by halving and an
+    /// all-gather by doubling, a ring is both by rings.
+    #[test]
+    fn two_halves_are_an_all_reduce() {
+        for (half, whole) in [
+            (Scatter::Ring, AllReduce::Ring),
+            (Scatter::Halving, AllReduce::HalvingDoubling),
+            (Scatter::Direct, AllReduce::TwoShot),
+        ] {
+            let half = half.cost(8, 16e6, WITHIN).unwrap();
+            assert!((2.0 * half.us() - whole.cost(8, 16e6, WITHIN).unwrap().us()).abs() < 1e-9, "{whole}");
+        }
+        // 7 steps of 2 us and 7/8 of 16 MB at 350 GB/s.
+        assert!((Scatter::Ring.cost(8, 16e6, WITHIN).unwrap().us() - (14.0 + 40.0)).abs() < 1e-9);
+        assert_eq!(Scatter::Halving.cost(6, 1e6, WITHIN), None);
+        let cluster = Cluster { nodes: 8, ranks: 8, within: WITHIN, between: BETWEEN };
+        let both = 2.0 * cluster.hierarchical_scatter(1e6).us();
+        assert!((both - cluster.hierarchical_all_reduce(1e6).us()).abs() < 1e-9);
+        // Of one node it is the direct one, but for the step between nodes that isn't taken.
+        let one = Cluster { nodes: 1, ..cluster };
+        assert_eq!(one.hierarchical_scatter(1e6).bytes_us, Scatter::Direct.cost(8, 1e6, WITHIN).unwrap().bytes_us);
+    }
+
+    #[test]
+    fn broadcasts_of_short_messages_go_down_a_tree_or_direct_and_long_ones_are_scattered() {
+        let us = |way: Broadcast, ranks, bytes| way.cost(ranks, bytes, BETWEEN).us();
+        // 3 rounds of 15 us and 3 times 20 MB at 20 GB/s.
+        assert!((us(Broadcast::Tree, 8, 20e6) - (45.0 + 3000.0)).abs() < 1e-9);
+        assert!((us(Broadcast::Tree, 5, 0.0) - 45.0).abs() < 1e-9);
+        assert!((us(Broadcast::ScatterRing, 8, 20e6) - (150.0 + 1750.0)).abs() < 1e-9);
+        let best = |ranks, bytes| {
+            Broadcast::ALL.into_iter().min_by(|&a, &b| us(a, ranks, bytes).total_cmp(&us(b, ranks, bytes))).unwrap()
+        };
+        assert_eq!((best(8, 1e3), best(8, 20e6)), (Broadcast::Direct, Broadcast::ScatterDirect));
+        assert!(us(Broadcast::Tree, 1024, 300e3) < us(Broadcast::Direct, 1024, 300e3));
+        let cluster = Cluster { nodes: 4, ranks: 8, within: WITHIN, between: BETWEEN };
+        // 2 (2 + 7/8 S / 350) and two rounds of S/8 between the nodes.
+        let should = 2.0 * (2.0 + 0.875 * 16e6 / 350e3) + 2.0 * (15.0 + 2e6 / 20e3);
+        assert!((cluster.hierarchical_broadcast(16e6).us() - should).abs() < 1e-9);
     }
 
     #[test]

@@ -25,7 +25,14 @@ pub(crate) struct Parameters {
 
 impl fmt::Display for Parameters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // To a nanosecond: measured ones have digits that say nothing.
+        let shown = |figure: f64| {
+            let text = format!("{figure:.3}");
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        };
         let Parameters { t0_us, push_us, load_us, atomic_us, fence_us, gb_per_s } = self;
+        let [t0_us, push_us, load_us, atomic_us, fence_us, gb_per_s] =
+            [t0_us, push_us, load_us, atomic_us, fence_us, gb_per_s].map(|&figure| shown(figure));
         write!(f, "T0 {t0_us}, L {push_us}, R {load_us}, A {atomic_us}, F {fence_us} us, B {gb_per_s} GB/s")
     }
 }

@@ -23,12 +23,12 @@ use peersum::Algorithm;
 use serde_json::{Value, json};
 
 use crate::{
-    page,
-    plot::{Border, Figure, Series},
+    output, page,
+    plot::{Border, Figure, Series, crossing},
     sizes::{Size, Step, Sweep},
     topo,
 };
-use collectives::{AllReduce, AllToAll, Cluster, Network, crossover};
+use collectives::{AllReduce, AllToAll, Broadcast, Cluster, Network, Scatter, crossover};
 use fit::{Fit, StepFit};
 use hops::{Given, Parameters, Way};
 use plan::Plan;
@@ -144,6 +144,8 @@ struct Table {
     notes: Vec<String>,
     /// Bytes on the wire for each of the message, in bus bandwidth; none if it is that of the flags' ranks.
     factor: Option<f64>,
+    /// What its figure marks besides where the best changes.
+    borders: Vec<Border>,
 }
 
 #[derive(Clone)]
@@ -201,20 +203,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         let pictures = tables.iter().filter_map(|table| table.figure(arguments));
         page::write(file, &page::curves("What all-reduce should take", pictures)?.svg)?;
     }
-    let mut out = io::stdout().lock();
-    if arguments.json {
-        let tables: Vec<_> = tables.iter().map(Table::json).collect();
-        let report = json!({
-            "schema": "peersum-model",
-            "schema_version": 1,
-            "peersum_version": env!("CARGO_PKG_VERSION"),
-            "tables": tables,
-        });
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        tables.iter().try_for_each(|table| table.print(&mut out))?;
-    }
+    let report = json!({
+        "schema": "peersum-model",
+        "schema_version": 1,
+        "peersum_version": env!("CARGO_PKG_VERSION"),
+        "tables": tables.iter().map(Table::json).collect::<Vec<_>>(),
+    });
+    output::report(arguments.json, &report, |out| tables.iter().try_for_each(|table| table.print(out)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -288,6 +283,7 @@ fn fit_table(run: &Run, fit: &Fit) -> Table {
         rows: rows.collect(),
         notes,
         factor: Some(fit.factor),
+        borders: vec![Border::at(fit.half_bytes().round() as u64, "half of the time is alpha")],
     }
 }
 
@@ -379,6 +375,7 @@ fn planned(arguments: &Arguments) -> Result<Table> {
         rows: sizes(arguments).into_iter().map(row).collect(),
         notes,
         factor: None,
+        borders: Vec::new(),
     })
 }
 
@@ -419,6 +416,7 @@ fn hops(arguments: &Arguments, parameters: &Parameters) -> Table {
             "atomics: a one-shot between handshakes by atomics, of another library".into(),
         ],
         factor: None,
+        borders: Vec::new(),
     }
 }
 
@@ -461,6 +459,7 @@ fn measured(results: &Results, parameters: &Parameters) -> Table {
         rows: rows.collect(),
         notes,
         factor: None,
+        borders: Vec::new(),
     }
 }
 
@@ -472,7 +471,11 @@ fn alpha_beta(arguments: &Arguments, within: Network) -> Result<Vec<Table>> {
     };
     ensure!(nodes == 1 || between.is_some(), "--nodes {nodes} needs --alpha-between and --beta-between");
     let cluster = Cluster { nodes, ranks, within, between: between.unwrap_or(within) };
-    let table = |title: &str, columns: Vec<String>, costs: &dyn Fn(f64) -> Vec<Option<collectives::Cost>>| {
+    let all = ranks.saturating_mul(nodes);
+    let n = f64::from(all);
+    // A title, bus bandwidth over size and time, columns, and what they cost at a size.
+    type Costs<'a> = &'a dyn Fn(f64) -> Vec<Option<collectives::Cost>>;
+    let table = |title: &str, factor: f64, columns: Vec<String>, costs: Costs<'_>| {
         let row = |bytes: u64| {
             let costs = costs(bytes as f64);
             let best = (0..costs.len()).filter(|&index| costs[index].is_some()).min_by(|&a, &b| {
@@ -492,49 +495,62 @@ fn alpha_beta(arguments: &Arguments, within: Network) -> Result<Vec<Table>> {
             rows: sizes(arguments).into_iter().map(row).collect(),
             columns: columns.iter().cloned().chain(["best".into(), "bound by".into()]).collect(),
             notes: Vec::new(),
-            factor: None,
+            factor: Some(factor),
+            borders: Vec::new(),
         }
     };
-    let all = ranks.saturating_mul(nodes);
+    let many = nodes > 1;
+    let named = |ways: Vec<String>| ways.into_iter().chain(many.then(|| "hierarchical".into())).collect::<Vec<_>>();
+    let place = format!("{nodes} node{} of {ranks} ranks", if many { "s" } else { "" });
     let flat = if nodes == 1 { within } else { cluster.between };
-    let mut columns: Vec<_> = AllReduce::ALL.iter().map(ToString::to_string).collect();
-    if nodes > 1 {
-        columns.push("hierarchical".into());
-    }
+    let hops = "All but hierarchical take every hop to be one between nodes";
     let mut reduce = table(
-        &format!("All-reduce, {nodes} nodes of {ranks} ranks, us: steps x alpha + bytes / beta"),
-        columns,
+        &format!("All-reduce, {place}, us: steps x alpha + bytes / beta"),
+        2.0 * (n - 1.0) / n,
+        named(AllReduce::ALL.iter().map(ToString::to_string).collect()),
         &|bytes| {
-            let mut costs: Vec<_> = AllReduce::ALL.iter().map(|way| way.cost(all, bytes, flat)).collect();
-            if nodes > 1 {
-                costs.push(Some(cluster.hierarchical_all_reduce(bytes)));
-            }
-            costs
+            let costs = AllReduce::ALL.iter().map(|way| way.cost(all, bytes, flat));
+            costs.chain(many.then(|| Some(cluster.hierarchical_all_reduce(bytes)))).collect()
         },
     );
-    if nodes > 1 {
-        reduce.notes.push("All but hierarchical take every hop to be one between nodes".into());
-    }
+    reduce.notes.extend(many.then(|| hops.to_owned()));
     reduce.notes.push(match crossover(all, flat) {
         Some(bytes) => format!("Two-shot is faster than one-shot from {bytes:.0} bytes on"),
         None => "Two-shot is never faster than one-shot between two ranks".into(),
     });
     reduce.notes.push("No cost for each operation is in it, such as the launch: measured crossovers lie lower".into());
+    let mut scatter = table(
+        &format!("Reduce-scatter, and all-gather, which costs the same, {place}, us; size is that of the whole"),
+        (n - 1.0) / n,
+        named(Scatter::ALL.iter().map(ToString::to_string).collect()),
+        &|bytes| {
+            let costs = Scatter::ALL.iter().map(|way| way.cost(all, bytes, flat));
+            costs.chain(many.then(|| Some(cluster.hierarchical_scatter(bytes)))).collect()
+        },
+    );
+    scatter.notes.extend(many.then(|| hops.to_owned()));
+    let mut broadcast = table(
+        &format!("Broadcast, {place}, us"),
+        1.0,
+        named(Broadcast::ALL.iter().map(ToString::to_string).collect()),
+        &|bytes| {
+            let costs = Broadcast::ALL.iter().map(|way| Some(way.cost(all, bytes, flat)));
+            costs.chain(many.then(|| Some(cluster.hierarchical_broadcast(bytes)))).collect()
+        },
+    );
+    broadcast.notes.extend(many.then(|| hops.to_owned()));
     let exchange = table(
-        &format!("All-to-all, {nodes} nodes of {ranks} ranks, us; size is what a rank has for all"),
+        &format!("All-to-all, {place}, us; size is what a rank has for all"),
+        (n - 1.0) / n,
         AllToAll::ALL.iter().map(ToString::to_string).collect(),
         &|bytes| AllToAll::ALL.iter().map(|&way| cluster.all_to_all(way, bytes)).collect(),
     );
-    Ok(vec![reduce, exchange])
+    Ok(vec![reduce, scatter, broadcast, exchange])
 }
 
 impl Table {
-    /// Its columns of times as curves, with a line where the best changes. None of a table without such, or of
-    /// all-to-all.
+    /// Its columns of times as curves, with a line where the best changes. None of a table without such.
     fn figure(&self, arguments: &Arguments) -> Option<Figure> {
-        if self.title.starts_with("All-to-all") {
-            return None;
-        }
         let series = self.columns.iter().enumerate().filter(|(_, name)| *name != "its time").map(|(column, name)| {
             let point = |(_, bytes, cells): &(String, u64, Vec<Cell>)| match cells[column] {
                 Cell::Us(Some(us)) if *bytes > 0 => Some((*bytes, us)),
@@ -550,16 +566,27 @@ impl Table {
             Some(Cell::Word(word)) => Some(word.clone()),
             _ => None,
         };
+        // Between two sizes of the table, where both have columns: a table's sizes may be far apart.
+        let crossing = |pair: &[(String, u64, Vec<Cell>)], from: &str, to: &str| {
+            let times = |name: &str| {
+                let column = self.columns.iter().position(|column| column == name)?;
+                let us = |cells: &[Cell]| if let Cell::Us(us) = cells[column] { us } else { None };
+                Some([(pair[0].1, us(&pair[0].2)?), (pair[1].1, us(&pair[1].2)?)])
+            };
+            crossing(&times(from)?, &times(to)?)
+        };
         let change = |pair: &[(String, u64, Vec<Cell>)]| {
             let (from, to) = (word(&pair[0].2)?, word(&pair[1].2)?);
-            (from != to).then(|| Border::to(pair[1].1, &to))
+            (from != to).then(|| Border::to(crossing(pair, &from, &to).unwrap_or(pair[1].1), &to))
         };
-        let borders = self.rows.windows(2).filter_map(change).collect();
+        let borders = self.borders.iter().cloned().chain(self.rows.windows(2).filter_map(change)).collect();
         let all = f64::from(arguments.ranks) * f64::from(arguments.nodes);
         let factor = self.factor.unwrap_or(2.0 * (all - 1.0) / all);
+        let (head, rest) = self.title.split_once([':', ';']).unwrap_or((&self.title, ""));
+        let rest = rest.trim();
         (!series.is_empty()).then(|| Figure {
-            title: self.title.split(':').next().unwrap_or_default().trim_end_matches(", us").to_owned(),
-            subtitle: self.title.split_once(": ").map_or(String::new(), |(_, rest)| rest.to_owned()),
+            title: head.trim_end_matches(", us").to_owned(),
+            subtitle: rest.to_owned(),
             bandwidth: ("busbw (GB/s)", factor),
             rows: vec![crate::plot::Row { heading: String::new(), series, borders }],
         })

@@ -10,18 +10,14 @@ pub(crate) mod report;
 mod tests;
 pub(crate) mod theory;
 
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use indicatif::ProgressBar;
 
 use crate::{
-    page,
+    output, page,
     probe::gpu,
     sizes::Size,
     topology::{machine::Machine, read, source::Here},
@@ -65,13 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         let text = String::from_utf8_lossy(&text);
         page::write(file, &page::html("What each two GPUs can move, and whether it arrives", &text, &pictures))?;
     }
-    let mut out = io::stdout().lock();
-    if arguments.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        report.print(&mut out)?;
-    }
+    output::report(arguments.json, &report, |out| report.print(out))?;
     Ok(ExitCode::from(u8::from(report.any_bad() || report.any_failed())))
 }
 

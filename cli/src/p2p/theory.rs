@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::links::Device;
 use crate::topology::{
-    machine::{Machine, pcie_gb_per_s},
+    machine::{Machine, generation, pcie_gb_per_s},
     matrix,
 };
 
@@ -31,11 +31,7 @@ pub(crate) fn local(device: &Device) -> Option<Rate> {
 pub(crate) fn between(machine: &Machine, a: usize, b: usize, p2p: bool) -> Option<Rate> {
     if p2p && matrix::gpus(machine, (a, b)).linked() {
         let links = matrix::gpus(machine, (a, b)).nvlinks?;
-        let of = |gpu: usize| {
-            let gpu = &machine.gpus[gpu];
-            gpu.nvlink_gb_per_s.or(gpu.nvlink_generation().map(|(.., rate)| rate))
-        };
-        let each = of(a)?.min(of(b)?);
+        let each = machine.gpus[a].nvlink_rate()?.min(machine.gpus[b].nvlink_rate()?);
         return Some(Rate { gb_per_s: each * f64::from(links), by: format!("NV{links} x {each:.1} GB/s") });
     }
     let link = |gpu: usize| {
@@ -46,5 +42,6 @@ pub(crate) fn between(machine: &Machine, a: usize, b: usize, p2p: bool) -> Optio
     };
     let ((a_rate, ..), (b_rate, ..)) = (link(a)?, link(b)?);
     let (gb_per_s, speed, width) = if a_rate <= b_rate { link(a)? } else { link(b)? };
-    Some(Rate { gb_per_s, by: format!("PCIe {speed} GT/s x{width}") })
+    let generation = generation(speed).map_or(format!("{speed} GT/s"), |generation| format!("{generation}.0"));
+    Some(Rate { gb_per_s, by: format!("PCIe {generation} x{width}") })
 }

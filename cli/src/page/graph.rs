@@ -43,7 +43,7 @@ pub(crate) fn graph(matrix: &Matrix, machine: Option<&Machine>) -> Picture {
     let depth = links.depth();
     let height = TOP + BOTTOM + depth + 100.0;
     let mut svg = Svg::new(width, height);
-    svg.text("ink", (width / 2.0, 28.0), Anchor::Middle, 19.0, title);
+    svg.text("ink", (MARGIN, 32.0), Anchor::Start, 19.0, title);
     let mut places = BTreeMap::new();
     let mut x = MARGIN;
     for (node, devices) in &nodes {
@@ -150,7 +150,7 @@ fn draw_device(svg: &mut Svg, matrix: &Matrix, machine: Option<&Machine>, device
     svg.text("ink", (x, top + 19.0), Anchor::Middle, 14.0, &of.label);
     let name =
         of.name.clone().or_else(|| machine?.gpus.get(device).filter(|_| of.gpu)?.name.clone()).unwrap_or_default();
-    svg.text("soft", (x, top + 36.0), Anchor::Middle, 10.5, &shortened(name.trim_start_matches("NVIDIA "), 15));
+    svg.text("soft", (x, top + 36.0), Anchor::Middle, 10.5, &shortened(name.trim_start_matches("NVIDIA "), 13));
     let link = machine.filter(|_| of.gpu).and_then(|machine| {
         let link = machine.link(machine.function_of(device)?.1);
         Some(format!("{}.0 x{}", generation(link.speed_max?)?, link.width_max?))
@@ -160,11 +160,13 @@ fn draw_device(svg: &mut Svg, matrix: &Matrix, machine: Option<&Machine>, device
     }
 }
 
+/// Whole words, as far as they fit.
 fn shortened(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
+    let Some((end, _)) = text.char_indices().nth(most) else { return text.to_owned() };
+    // The sign takes the place of a character.
+    let cut = text[..end].char_indices().next_back().map_or(0, |(last, _)| last);
+    let words = if text[cut..].starts_with(' ') { cut } else { text[..cut].rfind(' ').unwrap_or(cut) };
+    format!("{}…", &text[..words])
 }
 
 /// What connects GPUs.
@@ -259,5 +261,20 @@ fn legend(svg: &mut Svg, y: f64, links: &Links, nics: bool) {
     }
     if !links.unknown.is_empty() {
         entry(svg, &line("unknown"), "whether there is NVLink is unknown");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_cut_between_words_and_fit() {
+        assert_eq!(shortened("RTX PRO 6000 Blackwell Server Edition", 13), "RTX PRO 6000…");
+        assert_eq!(shortened("H100 80GB HBM3", 13), "H100 80GB…");
+        assert_eq!(
+            (shortened("A100 80GB PCI", 13), shortened("Überlangername", 13)),
+            ("A100 80GB PCI".into(), "Überlangerna…".into())
+        );
     }
 }

@@ -30,10 +30,6 @@ const TOP: f64 = 96.0;
 impl Heat {
     pub(crate) fn picture(&self) -> Picture {
         let count = self.labels.len() as f64;
-        let width = (LEFT + count * CELL.0 + 40.0).max(560.0);
-        let height = TOP + count * CELL.1 + 84.0;
-        let mut svg = Svg::new(width, height);
-        svg.text("ink", (width / 2.0, 28.0), Anchor::Middle, 18.0, &format!("{} ({})", self.title, self.unit));
         // Within a device there is much more than between two, which would make all between them look alike.
         let shown = |(row, column): (usize, usize)| row != column || self.labels.len() == 1;
         let values: Vec<f64> = self
@@ -47,6 +43,10 @@ impl Heat {
             })
             .collect();
         let most = values.iter().copied().fold(0.0, f64::max);
+        // Words have no scale below them.
+        let below = if most > 0.0 { 84.0 } else { 24.0 };
+        let mut svg = Svg::new((LEFT + count * CELL.0 + 40.0).max(560.0), TOP + count * CELL.1 + below);
+        svg.text("ink", (28.0, 28.0), Anchor::Start, 18.0, &format!("{} ({})", self.title, self.unit));
         svg.text("soft", (LEFT + count * CELL.0 / 2.0, TOP - 34.0), Anchor::Middle, 13.0, "to");
         svg.text("soft", (28.0, TOP + count * CELL.1 / 2.0 + 4.0), Anchor::Start, 13.0, "from");
         for (index, label) in self.labels.iter().enumerate() {
@@ -86,12 +86,13 @@ impl Heat {
         if most > 0.0 {
             for step in 0..20 {
                 let part = f64::from(step) / 19.0;
-                svg.rectangle("heat", (LEFT + f64::from(step) * 12.0, y), (12.0, 14.0), 0.08 + 0.92 * part);
+                svg.block("heat", (LEFT + f64::from(step) * 12.0, y), (12.0, 14.0), 0.08 + 0.92 * part);
             }
             svg.text("soft", (LEFT - 8.0, y + 12.0), Anchor::End, 12.0, "0");
             svg.text("soft", (LEFT + 248.0, y + 12.0), Anchor::Start, 12.0, &format!("{} {}", figure(most), self.unit));
         }
-        if self.labels.len() > 1 {
+        let on_diagonal = |(row, cells): (usize, &Vec<Cell>)| matches!(cells.get(row), Some(Cell::Value(_)));
+        if self.labels.len() > 1 && self.cells.iter().enumerate().any(on_diagonal) {
             let note = "on the diagonal: within the device's own memory, not coloured";
             svg.text("soft", (LEFT, y + 36.0), Anchor::Start, 12.0, note);
         }

@@ -1,28 +1,28 @@
 //! `peersum page`: pictures of a machine and of what was measured on it, in one file that opens without a network.
 //!
-//! [`graph`] draws the topology, [`heat`] a matrix, and [`curves`] time and bandwidth over the size. Colours follow
+//! [`graph`] draws the topology, [`matrices`] what [`heat`] makes of matrices, and [`curves`] time and bandwidth over the size. Colours follow
 //! what the reader's system prefers, light or dark.
 
 mod graph;
-pub(crate) mod heat;
+mod heat;
+mod matrices;
 mod svg;
 #[cfg(test)]
 mod tests;
 
 use std::{fs, path::Path, path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
-use serde_json::Value;
 
 use crate::{
     bandwidth,
     model::{fit::Fit, hops::Parameters, runs::Run},
-    plot::{Border, Figure, Row, Series},
+    plot::{Border, Figure, Row, Series, crossing},
     topo,
 };
 pub(crate) use graph::graph;
-use heat::{Cell, Heat};
+pub(crate) use matrices::matrices;
 
 /// What `peersum page` is told.
 #[derive(Args, Clone, Debug)]
@@ -104,7 +104,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         }
     }
     write(&arguments.output, &html("A machine, and what was measured on it", &notes.join("\n"), &pictures))?;
-    println!("{} pictures are in {}", pictures.len(), arguments.output.display());
+    let count = if pictures.len() == 1 { "1 picture is".into() } else { format!("{} pictures are", pictures.len()) };
+    println!("{count} in {}", arguments.output.display());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -121,7 +122,9 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
 pub(crate) fn html(title: &str, text: &str, pictures: &[Picture]) -> String {
     let mut body = String::new();
     for picture in pictures {
-        body.push_str(&format!("<figure>\n{}</figure>\n", apart(&picture.svg)));
+        // In a narrow window drawings shrink as far as they can be read, and scroll from there on.
+        let least = dimensions(&picture.svg).map_or(0.0, |(width, _)| 0.6 * width);
+        body.push_str(&format!("<figure style=\"--least:{least:.0}px\">\n{}</figure>\n", apart(&picture.svg)));
     }
     let title = svg::escaped(title);
     format!(
@@ -129,7 +132,8 @@ pub(crate) fn html(title: &str, text: &str, pictures: &[Picture]) -> String {
          <meta name=\"viewport\" content=\"width=device-width\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
          <title>{title}</title>\n<style>\
          body{{font-family:sans-serif;margin:2em;background:#ffffff;color:#222222}}\
-         figure{{margin:2em 0;overflow-x:auto}}pre{{overflow-x:auto}}\
+         h1{{font-size:1.6em}}figure{{margin:2em 0;overflow-x:auto}}pre{{overflow-x:auto}}\
+         figure>svg{{display:block;max-width:100%;min-width:var(--least);height:auto}}\
          @media (prefers-color-scheme:dark){{body{{background:#161616;color:#e6e6e6}}}}\
          </style>\n</head>\n<body>\n<h1>{title}</h1>\n{body}<pre>{}</pre>\n</body>\n</html>\n",
         svg::escaped(text)
@@ -166,6 +170,27 @@ fn dimensions(svg: &str) -> Option<(f64, f64)> {
     let document = roxmltree::Document::parse(svg).ok()?;
     let of = |name: &str| document.root_element().attribute(name)?.parse().ok();
     Some((of("width")?, of("height")?))
+}
+
+/// Where another run becomes the fastest, and which: between two sizes that both have, along straight lines of the
+/// logarithms.
+fn crossovers<'a>(runs: &[&'a Run]) -> Vec<(u64, &'a Run)> {
+    let mut sizes: Vec<u64> = runs.iter().flat_map(|run| run.points.iter().map(|point| point.bytes)).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let us = |run: &Run, bytes: u64| run.points.iter().find(|point| point.bytes == bytes).map(|point| point.us);
+    let fastest = |bytes: u64| {
+        let timed = runs.iter().enumerate().filter_map(|(index, run)| Some((index, us(run, bytes)?)));
+        timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(index, _)| index)
+    };
+    let change = |pair: &[u64]| {
+        let (before, after) = (fastest(pair[0])?, fastest(pair[1])?);
+        // One that ends is not overtaken.
+        let points = |run: &Run| Some([(pair[0], us(run, pair[0])?), (pair[1], us(run, pair[1])?)]);
+        let (before, run) = (points(runs[before])?, runs[after]);
+        Some((crossing(&before, &points(run)?)?, run))
+    };
+    sizes.windows(2).filter_map(change).collect()
 }
 
 /// What was measured, the fit to it, and the limit of the hops; a figure for each number of ranks.
@@ -212,10 +237,11 @@ fn measured(runs: &[Run], parameters: Option<&Parameters>) -> Result<Vec<Picture
             for pair in sizes.windows(2) {
                 let (Some((from, _)), Some((to, _))) = (limit(pair[0]), limit(pair[1])) else { continue };
                 if from != to {
-                    borders.push(Border::to(pair[1], to.name()));
+                    borders.push(Border::to(pair[1], &format!("limit: {}", to.name())));
                 }
             }
         }
+        borders.extend(crossovers(&of).into_iter().map(|(bytes, run)| Border::to(bytes, &name(run))));
         let title = format!("Time and bus bandwidth of {count} ranks");
         let figure = Figure {
             title: format!("All-reduce by {count} ranks"),
@@ -227,57 +253,6 @@ fn measured(runs: &[Run], parameters: Option<&Parameters>) -> Result<Vec<Picture
             rows: vec![Row { heading: String::new(), series, borders }],
         };
         pictures.push(curves(&title, [figure])?);
-    }
-    Ok(pictures)
-}
-
-/// The matrices of a report of `peersum p2p --json`.
-pub(crate) fn matrices(text: &str) -> Result<Vec<Picture>> {
-    let report: Value = serde_json::from_str(text).context("it is no JSON")?;
-    match report["schema"].as_str() {
-        Some("peersum-p2p") if report["schema_version"] == 1 => (),
-        Some("peersum-p2p") => {
-            bail!("the report has schema_version {}, and 1 is what is read here", report["schema_version"])
-        }
-        _ => bail!("this is no report of `peersum p2p --json`"),
-    }
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let devices = list(&report["devices"]);
-    ensure!(!devices.is_empty() && devices.len() <= 64, "the report has {} devices", devices.len());
-    let labels: Vec<_> = devices.iter().map(|device| format!("device {}", device["ordinal"])).collect();
-    let square = |rows: &Value, cell: &dyn Fn(&Value) -> Cell| -> Vec<Vec<Cell>> {
-        (0..labels.len()).map(|row| (0..labels.len()).map(|column| cell(&rows[row][column])).collect()).collect()
-    };
-    let mut pictures = Vec::new();
-    let verdicts = Heat {
-        title: "Whether data arrive".into(),
-        unit: "compared by the owner of the memory".into(),
-        labels: labels.clone(),
-        cells: square(&report["verdicts"], &|cell| match cell.as_str() {
-            Some("good") => Cell::Word("ok".into()),
-            Some("bad") => Cell::Bad("BAD".into()),
-            Some("no_p2p") => Cell::Word("no P2P".into()),
-            Some(_) => Cell::Word("error".into()),
-            None => Cell::Nothing,
-        }),
-    };
-    if labels.len() > 1 {
-        pictures.push(verdicts.picture());
-    }
-    for (key, kind) in [("one_way", "One way"), ("both_ways", "Both ways"), ("kernel_latency", "Latency")] {
-        for matrix in list(&report[key]) {
-            let cells = square(&matrix["cells"], &|cell| match (cell["value"].as_f64(), &cell["error"]) {
-                (Some(value), _) => Cell::Value(value),
-                (None, Value::String(_)) => Cell::Word("error".into()),
-                _ => Cell::Nothing,
-            });
-            if cells.iter().flatten().all(|cell| *cell == Cell::Nothing) {
-                continue;
-            }
-            let title = format!("{kind}, {}", matrix["title"].as_str().unwrap_or(""));
-            let unit = matrix["unit"].as_str().unwrap_or("").to_owned();
-            pictures.push(Heat { title, unit, labels: labels.clone(), cells }.picture());
-        }
     }
     Ok(pictures)
 }

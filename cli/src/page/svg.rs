@@ -58,13 +58,23 @@ impl Svg {
         Svg { width, height, body: String::new() }
     }
 
-    pub(super) fn rectangle(&mut self, class: &str, (x, y): (f64, f64), (width, height): (f64, f64), opacity: f64) {
+    /// With round corners.
+    pub(super) fn rectangle(&mut self, class: &str, at: (f64, f64), size: (f64, f64), opacity: f64) {
+        self.rounded(class, at, size, opacity, 4);
+    }
+
+    /// With square corners, as parts of one thing have.
+    pub(super) fn block(&mut self, class: &str, at: (f64, f64), size: (f64, f64), opacity: f64) {
+        self.rounded(class, at, size, opacity, 0);
+    }
+
+    fn rounded(&mut self, class: &str, (x, y): (f64, f64), (width, height): (f64, f64), opacity: f64, radius: u32) {
         let opacity = if opacity < 1.0 { format!(" fill-opacity=\"{opacity:.3}\"") } else { String::new() };
         // To a string nothing can fail.
         let _ = writeln!(
             self.body,
             "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" \
-             rx=\"4\"{opacity}/>"
+             rx=\"{radius}\"{opacity}/>"
         );
     }
 

@@ -96,6 +96,23 @@ fn what_was_measured_is_drawn_with_its_model_and_where_algorithms_change() {
 }
 
 #[test]
+fn where_one_run_overtakes_another_is_drawn() {
+    let text = (10..24).fold(String::from("algorithm,ranks,bytes,time_us\n"), |text, shift| {
+        let bytes = 1u64 << shift;
+        let us = |alpha: f64, times: f64| alpha + times * bytes as f64 / 300e3;
+        // Both take the same at 2 us x 300 GB/s / 5.25 = 114 KB; the third is always slower, and goes on alone.
+        let two = format!("two-shot,8,{bytes},{:.4}\none-shot,8,{bytes},{:.4}\n", us(4.0, 1.75), us(2.0, 7.0));
+        text + if shift < 22 { two.as_str() } else { "" } + &format!("nccl,8,{bytes},{:.4}\n", us(20.0, 1.75))
+    });
+    let runs = Run::parse(&text).unwrap();
+    let all: Vec<_> = runs.iter().collect();
+    let [(bytes, run)] = crossovers(&all)[..] else { panic!("{:?}", crossovers(&all)) };
+    assert_eq!(run.label, "two-shot");
+    assert!((100_000..130_000).contains(&bytes), "{bytes}");
+    assert!(measured(&runs, None).unwrap()[0].svg.contains("two-shot from"));
+}
+
+#[test]
 fn a_page_needs_nothing_from_elsewhere() {
     let page = html("A <title>", "text & more", &[Picture { title: "p".into(), svg: drawn(H200X8) }]);
     assert!(

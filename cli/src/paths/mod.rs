@@ -22,6 +22,7 @@ use serde::Serialize;
 use crate::{
     bandwidth,
     model::runs::Point,
+    output,
     p2p::theory,
     page::{self, Picture},
     plot::{Figure, Row, Series},
@@ -164,7 +165,7 @@ struct Report {
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let sizes = Sizes { min: arguments.min.0, max: arguments.max.0, factor: arguments.factor };
     ensure!(sizes.min > 0 && sizes.min <= sizes.max, "-b {} and -e {} span no size", arguments.min, arguments.max);
-    peersum::cuda::available()?;
+    peersum::cuda::available().context(gpu::NONE)?;
     let ordinals = gpu::devices(&arguments.devices)?;
     ensure!(
         ordinals.len() > 1,
@@ -195,13 +196,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         let text = report.text()?;
         page::write(file, &page::html("What each path between GPUs carries", &text, &[report.picture()?]))?;
     }
-    let mut out = io::stdout().lock();
-    if arguments.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        report.print(&mut out)?;
-    }
+    output::report(arguments.json, &report, |out| report.print(out))?;
     Ok(ExitCode::from(report.code()))
 }
 
@@ -238,12 +233,18 @@ fn measure(tiers: Vec<Tier>, sizes: Sizes, measure: &mut Measure) -> Report {
     if rows.iter().any(|row| row.tier.path != Path::P2p) {
         notes.push("Without P2P there is NCCL alone: peersum's GPU ranks reach each other's memory".into());
     }
-    if rows.iter().any(|row| row.tier.path == Path::Network) {
+    if rows.iter().any(|row| row.tier.path == Path::Network && !row.tier.is_one_device()) {
         notes.push("Without P2P and host memory NCCL goes by the network of this machine with itself".into());
     }
-    let shared = |tier: &Tier| (1..tier.devices.len()).any(|rank| tier.devices[..rank].contains(&tier.devices[rank]));
-    if rows.iter().any(|row| shared(&row.tier)) {
-        notes.push("Ranks share a device: no link is measured".into());
+    if rows.iter().any(|row| row.tier.is_one_device() && row.tier.path != Path::P2p) {
+        notes.push(
+            "Between ranks of one device NCCL stays in that device's memory, with P2P and host memory off too: those \
+             paths are the first one again, and what they differ by is noise"
+                .into(),
+        );
+    }
+    if rows.iter().any(|row| row.tier.shares_devices()) {
+        notes.push("Ranks share a device: no link is measured between these".into());
     }
     Report {
         schema: "peersum-paths",

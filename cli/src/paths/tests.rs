@@ -65,6 +65,24 @@ fn wrong_sums_have_no_place_among_the_fast() {
     assert_eq!(report.code(), 1);
 }
 
+/// NCCL has no transport between ranks of one device, so nothing is switched off there, and nobody may read that host
+/// memory is as fast as P2P.
+#[test]
+fn ranks_of_one_device_are_said_to_have_one_path() {
+    let on = |devices: Vec<usize>, path| Tier { devices, ..tier("two", path, None, 2) };
+    let point =
+        |_: &Tier, _: Contender| Ok(vec![Point { bytes: 1 << 20, us: 1.0, bus_gb_per_s: None, wrong: Some(0) }]);
+    let notes = |devices: &[usize]| {
+        let tiers = [Path::P2p, Path::HostMemory, Path::Network].map(|path| on(devices.to_vec(), path));
+        measure(tiers.into(), SIZES, &mut { point }).notes.join("\n")
+    };
+    let shared = notes(&[0, 0]);
+    assert!(shared.contains("those paths are the first one again") && !shared.contains("with itself"), "{shared}");
+    let apart = notes(&[0, 1]);
+    assert!(apart.contains("with itself") && !apart.contains("first one again"), "{apart}");
+    assert!(!apart.contains("share a device"), "{apart}");
+}
+
 #[test]
 fn where_nothing_could_be_measured_the_code_says_so() {
     let report = measure(vec![tier("both 2", Path::P2p, None, 2)], SIZES, &mut |_, _| Err("no driver".into()));

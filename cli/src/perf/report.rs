@@ -498,6 +498,7 @@ mod tests {
         Report::new(&config, &ranks, None, Machine::here(None, vec![gpu]), Ok("2.30".into()))
     }
 
+    /// Field case A68 (microsoft/superbenchmark#675): a name with a comma and a quote.
     #[test]
     fn names_with_quotes_commas_and_control_characters_come_back_as_they_were() {
         let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report()).unwrap()).unwrap();
@@ -533,6 +534,7 @@ mod tests {
         assert_eq!((&json["spread"]["samples"], &json["spread"]["max_us"]), (&2.into(), &12.0.into()));
     }
 
+    /// Field case A68 (NVIDIA/nccl-tests#120): what is not available is a reason, and no figure.
     #[test]
     fn others_have_the_same_figures_a_ratio_or_a_reason() {
         let mut record = record(2, Some(Wrong::default()));

@@ -309,8 +309,15 @@ impl<G: Group> Session<'_, G> {
         let ranks = self.group.devices().len() as u32;
         let rows = &mut self.report.results[first..];
         let lines: Vec<_> = rows.iter_mut().filter_map(|row| row.hold_against(parameters, ranks)).collect();
+        let host = self.backend == Backend::Host;
         output.print(|out| {
             writeln!(out, "#\n# What a call must take, by launch, hops and bytes: {parameters}")?;
+            if host {
+                writeln!(
+                    out,
+                    "# The limits are of kernels on GPUs, and these ranks are on the CPU: ratios say little"
+                )?;
+            }
             assumed.iter().try_for_each(|assumed| writeln!(out, "# Not measured: {assumed}"))?;
             writeln!(out, "# {}", &LIMITS_HEADER[2..])?;
             lines.iter().try_for_each(|line| writeln!(out, "# {}", &line[2..]))

@@ -222,9 +222,13 @@ pub(crate) fn ranks(devices: &[usize]) -> Result<Vec<Rank>> {
     Ok(ranks)
 }
 
+/// Where no GPU can be measured, what can be done nevertheless.
+pub(crate) const NONE: &str = "no GPU can be measured here (`peersum topo` and `peersum doctor` say what can be seen \
+                               without one, and `peersum perf` measures the CPU)";
+
 /// The devices that were asked for, or all.
 pub(crate) fn devices(asked: &[usize]) -> Result<Vec<usize>> {
-    let count = peersum::cuda::device_count()?;
+    let count = peersum::cuda::device_count().context(NONE)?;
     ensure!(count > 0, "the driver shows no device (CUDA_VISIBLE_DEVICES can hide them)");
     peersum::cuda::probe_image()?;
     if let Some(missing) = asked.iter().find(|&&device| device >= count) {

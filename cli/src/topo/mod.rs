@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use crate::{
-    page,
+    output, page,
     topology::{
         machine::Machine,
         matrix::Matrix,
@@ -118,13 +118,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         let pictures = [page::graph(&seen.matrix, seen.machine.as_ref())];
         page::write(file, &page::html("How this machine is connected", &text, &pictures))?;
     }
-    let mut out = io::stdout().lock();
-    if arguments.json {
-        serde_json::to_writer_pretty(&mut out, &report::Report::new(&seen))?;
-        writeln!(out)?;
-    } else {
-        show::show(&mut out, &seen)?;
-    }
+    output::report(arguments.json, &report::Report::new(&seen), |out| show::show(out, &seen))?;
     Ok(ExitCode::SUCCESS)
 }
 

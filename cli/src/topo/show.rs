@@ -129,12 +129,16 @@ fn pcie(link: Link) -> String {
 fn nvlink(machine: &Machine, index: usize) -> String {
     let gpu = &machine.gpus[index];
     let Some(links) = &gpu.nvlinks else { return "unknown".into() };
+    let generation = gpu.nvlink_generation();
     if links.is_empty() {
-        return "none".into();
+        return match generation {
+            // Such a GPU may have them, and a virtual machine that was given it without them shows none.
+            Some((_, most, _)) => format!("none is shown; GPUs of its kind have up to {most}"),
+            None => "none".into(),
+        };
     }
     let active = gpu.active().count();
-    let generation = gpu.nvlink_generation();
-    let rate = gpu.nvlink_gb_per_s.or(generation.map(|(.., rate)| rate));
+    let rate = gpu.nvlink_rate();
     let mut text = generation.map_or(String::new(), |(generation, ..)| format!("generation {generation}, "));
     text += &format!("{active} of {} links active", links.len());
     if let Some(rate) = rate.filter(|_| active > 0) {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::{
     acs::Acs,
-    fixtures::{self, ALL, BRIDGES4, EPYC2X2, EPYC8, H200X8, LAPTOP, PCIE4, VM1},
+    fixtures::{self, ALL, BRIDGES4, EPYC2X2, EPYC8, H100X8, H200X8, LAPTOP, PCIE4, VM1},
     machine::{Iommu, Machine},
     matrix::Matrix,
     nccl::{self, Decision, Path},
@@ -37,6 +37,18 @@ fn a_board_with_switches_is_connected_all_to_all() {
     assert_eq!((matrix.devices[5].numa, matrix.devices[5].cpus.as_deref()), (Some(1), Some("56-111,168-223")));
     assert_eq!((machine.nics[0].rdma, machine.nics[0].speed), (true, Some(400_000)));
     assert_eq!(machine.iommu, Iommu::Passthrough);
+    // NVML tells the rate of the lanes, of which 25 GB/s are data.
+    let of = |text| self::machine(text).gpus[0].nvlink_rate().unwrap() * 18.0;
+    assert_eq!((of(H100X8), of(H200X8)), (450.0, 450.0));
+    assert_eq!(row(&self::machine(H100X8), 7)[..7], ["NV18"; 7]);
+}
+
+#[test]
+fn pcie_carries_its_lanes_less_their_encoding() {
+    let shown = |speed, width| (super::machine::pcie_gb_per_s(speed, width) * 10.0).round() / 10.0;
+    let x16 = [2.5, 5.0, 8.0, 16.0, 32.0, 64.0].map(|speed| shown(speed, 16));
+    assert_eq!(x16, [4.0, 8.0, 15.8, 31.5, 63.0, 118.0]);
+    assert_eq!(shown(32.0, 8), 31.5);
 }
 
 /// Field case A55 (Project-HAMi/HAMi#2103): the remote end of each link is a switch; then some, then all are down.
@@ -140,6 +152,8 @@ fn a_virtual_machine_with_one_gpu_is_read() {
     assert_eq!(machine.iommu, Iommu::Off);
 }
 
+/// Field case A54 (NVIDIA/NVSentinel#1485, NVIDIA/go-dcgm#46): without the driver's library there is sysfs, which is named
+/// as the source, and links are unknown.
 #[test]
 fn without_nvml_gpus_are_found_by_sysfs_and_links_are_unknown() {
     let text: String = H200X8
@@ -150,6 +164,8 @@ fn without_nvml_gpus_are_found_by_sysfs_and_links_are_unknown() {
     assert_eq!(machine.gpus.len(), 8);
     assert_eq!(Matrix::of(&machine).cells[0][1].nvlinks, None);
     assert_eq!(row(&machine, 0)[1..3], ["NODE", "NODE"]);
+    assert_eq!(machine.sources, ["sysfs"]);
+    assert!(machine.unseen.iter().any(|unseen| unseen.contains("NVLinks") && unseen.contains("unknown")));
 }
 
 #[test]

@@ -82,7 +82,12 @@ impl Measured {
             Algorithm::Nccl => fit::Candidate::Nccl,
             _ => fit::Candidate::Own(Choice { algorithm, blocks: self.blocks, threads: self.threads }),
         };
-        self.serves(placement, algorithm).then(|| fit::Cell { candidate, us: self.us(), wrong: self.wrong })
+        // A file that was tampered with may have no sample, whose median is no time.
+        (self.serves(placement, algorithm) && self.us() > 0.0).then(|| fit::Cell {
+            candidate,
+            us: self.us(),
+            wrong: self.wrong,
+        })
     }
 }
 
@@ -253,5 +258,7 @@ mod tests {
         assert_eq!(served("nccl", Home::Symmetric, true), [false, false, true]);
         assert_eq!(served(EMPTY, Home::Plain, false), [false; 3]);
         assert_eq!(measured("two-shot", Home::Plain, false).cell(Anywhere).unwrap().us, 2.0);
+        let none = Measured { samples_us: Vec::new(), ..measured("two-shot", Home::Plain, false) };
+        assert!(none.cell(Anywhere).is_none());
     }
 }
