@@ -186,7 +186,7 @@ pub(super) unsafe fn copy(isa: Isa, from: *const u8, target: Target, bytes: usiz
             Isa::Avx512 | Isa::Avx512Bf16 => {
                 x86::copy_lines_512(from.add(head), target.to.add(head), lines, target.stores)
             }
-            _ => unreachable!("only these stream"),
+            _ => target.to.add(head).copy_from_nonoverlapping(from.add(head), lines * LINE),
         }
         target.to.add(tail).copy_from_nonoverlapping(from.add(tail), bytes - tail);
     }
