@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The tests of what the host backend computes, with ranks that are processes. tests/processes, which ci/test.sh runs, has what
-# only processes do: meet, die, and leave.
+# The tests of what the host backend computes, and of how its groups fail, with ranks that are processes. tests/processes,
+# which ci/test.sh runs, has what only processes do: meet, die, and leave.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PEERSUM_TEST_RANKS=processes
-cargo test --package peersum --test host_results --test host_sequences --test host_lengths
+cargo test --package peersum --test host_results --test host_sequences --test host_lengths --test host_failures --test host_faults
 # Ten million rounds take seconds where the two processes have a core each, and so while nothing else runs.
 cargo test --package peersum --test processes -- --ignored --nocapture who_sees_the_flag

@@ -1,5 +1,5 @@
 //! Faults of a rank of the host backend: late, absent, gone. The others end by the deadline with an error that names it,
-//! or with the right result; and a new group works at once.
+//! or with the right result; and a new group works at once. Ranks are threads or processes, as `ci/processes.sh` has them.
 //!
 //! A flag that gets lost is a test of `src/host/communicator.rs`, which can lose one.
 #![cfg(not(any(loom, shuttle)))]
@@ -7,24 +7,27 @@
 mod common;
 
 use std::{
-    panic,
-    sync::Barrier,
-    thread,
+    panic, thread,
     time::{Duration, Instant},
 };
 
-use common::{group, integer, integer_sum, run_ranks};
+use common::{Barrier, are_processes, group, integer, integer_sum, rank_outcomes, run_ranks};
 use peersum::{
     Error, Options, ReduceOp,
     host::{self, Communicator},
 };
 
-const TIMEOUT: Duration = Duration::from_millis(150);
 /// How much later than its deadline a wait may end on a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
 
+/// How long ranks wait for each other here. It holds for the end of a meeting of processes too, which takes longer than what
+/// threads do.
+fn timeout() -> Duration {
+    Duration::from_millis(if are_processes() { 600 } else { 150 })
+}
+
 fn options() -> Options {
-    Options::default().timeout(TIMEOUT)
+    Options::default().timeout(timeout())
 }
 
 /// Call number `call`. Where it returns `Ok`, every element is right.
@@ -49,12 +52,12 @@ fn a_new_group_works(world: usize) {
     assert!(started.elapsed() < SLACK, "{:?}", started.elapsed());
 }
 
-/// All have the same error, a timeout of a wait for one of `absent`. Returns for which.
+/// All have the same error, a timeout of a wait for one of `absent`.
 #[track_caller]
 fn assert_named(errors: &[Error], absent: &[usize]) {
     let Error::PeerTimeout { rank, peer, waited, .. } = errors[0] else { panic!("{}", errors[0]) };
     assert!(absent.contains(&peer) && !absent.contains(&rank), "{}", errors[0]);
-    assert!(waited < TIMEOUT + SLACK, "{waited:?}");
+    assert!(waited < timeout() + SLACK, "{waited:?}");
     assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
 }
 
@@ -74,6 +77,7 @@ fn a_late_rank(world: usize, delay: Duration, options: &Options) {
     } else {
         let gave_up = Barrier::new(world);
         let errors = run_ranks(group(world, options), |rank, communicator| {
+            gave_up.wait(); // processes come out of their meeting one by one
             reduce(communicator, 0, 3000).unwrap();
             if rank == late {
                 thread::sleep(delay);
@@ -95,8 +99,11 @@ fn a_rank_that_is_50_ms_late() {
     let delay = Duration::from_millis(50);
     for algorithm in host::ALGORITHMS {
         a_late_rank(4, delay, &Options::default().algorithm(algorithm));
-        // Two ranks: which of more is late within so short a time may be the machine's choice.
-        a_late_rank(2, delay, &options().timeout(Duration::from_millis(10)).algorithm(algorithm));
+        // Two ranks: which of more is late within so short a time may be the machine's choice. In a meeting of processes
+        // it would be too short.
+        if !are_processes() {
+            a_late_rank(2, delay, &options().timeout(Duration::from_millis(10)).algorithm(algorithm));
+        }
     }
 }
 
@@ -114,34 +121,36 @@ fn a_rank_that_is_5_s_late() {
 fn a_rank_that_never_calls() {
     for world in [2, 4, 8] {
         for absent in [0, world - 1] {
-            let started = Instant::now();
-            let mut ranks = group(world, &options());
-            let absentee = ranks.remove(absent);
-            let errors: Vec<_> = thread::scope(|scope| {
-                let threads = ranks.into_iter().map(|mut rank| scope.spawn(move || reduce(&mut rank, 0, 500)));
-                let threads: Vec<_> = threads.collect();
-                threads.into_iter().map(|thread| thread.join().unwrap().unwrap_err()).collect()
+            let (came, gave_up) = (Barrier::new(world), Barrier::new(world));
+            let errors = run_ranks(group(world, &options()), |rank, communicator| {
+                came.wait();
+                let started = Instant::now();
+                let result = if rank == absent { Ok(()) } else { reduce(communicator, 0, 500) };
+                gave_up.wait();
+                assert!(started.elapsed() < timeout() + SLACK, "{:?}", started.elapsed());
+                let error = communicator.check().unwrap_err();
+                assert!(rank == absent || result == Err(error.clone()), "{result:?}");
+                error
             });
-            assert!(started.elapsed() < TIMEOUT + SLACK, "{:?}", started.elapsed());
             assert_named(&errors, &[absent]);
-            assert_eq!(absentee.check().unwrap_err(), errors[0]);
             a_new_group_works(world);
         }
     }
 }
 
-/// How a thread leaves its group.
+/// How a rank leaves its group.
 #[derive(Clone, Copy, Debug)]
 enum Leaving {
     Drops,
     Panics,
 }
 
-/// Runs `calls` calls on every rank, of which those in `leavers` leave before call `after`. The others' errors, which
-/// come at that very call.
-fn some_leave(world: usize, leavers: &[usize], after: usize, calls: usize, leaving: Leaving) -> Vec<Error> {
-    let run = |mut communicator: Communicator| {
-        let leaves = leavers.contains(&communicator.rank());
+/// Runs `calls` calls on every rank, of which those in `leavers` leave before call `after`. The others are told at that very
+/// call, and all the same: threads by the deadline, processes at once, and who of them has left.
+#[track_caller]
+fn some_leave(world: usize, leavers: &[usize], after: usize, calls: usize, leaving: Leaving) {
+    let outcomes = rank_outcomes(group(world, &options()), |rank, communicator| {
+        let leaves = leavers.contains(&rank);
         for call in 0..calls {
             if leaves && call == after {
                 match leaving {
@@ -150,28 +159,31 @@ fn some_leave(world: usize, leavers: &[usize], after: usize, calls: usize, leavi
                     Leaving::Panics => panic::resume_unwind(Box::new("leaves")),
                 }
             }
-            if let Err(error) = reduce(&mut communicator, call, 64) {
+            if let Err(error) = reduce(communicator, call, 64) {
                 assert_eq!((call, leaves), (after, false), "{error}");
                 assert_eq!(communicator.check(), Err(error.clone()));
                 return Some(error);
             }
         }
         panic!("all calls came back, though ranks {leavers:?} left");
-    };
-    thread::scope(|scope| {
-        let run = &run;
-        let threads: Vec<_> = group(world, &options()).into_iter().map(|rank| scope.spawn(move || run(rank))).collect();
-        let mut errors = Vec::new();
-        for (rank, thread) in threads.into_iter().enumerate() {
-            match thread.join() {
-                Ok(error) => errors.extend(error),
-                Err(_) if leavers.contains(&rank) => {}
-                Err(failure) => panic::resume_unwind(failure),
-            }
+    });
+    let mut errors = Vec::new();
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        match outcome {
+            Ok(error) => errors.extend(error),
+            Err(_) if leavers.contains(&rank) => {}
+            Err(failure) => panic!("{failure}"),
         }
-        assert_eq!(errors.len(), world - leavers.len());
-        errors
-    })
+    }
+    assert_eq!(errors.len(), world - leavers.len());
+    if are_processes() {
+        let Error::PeerLeft { rank, peer } = errors[0] else { panic!("{}", errors[0]) };
+        assert!(leavers.contains(&peer) && !leavers.contains(&rank), "{}", errors[0]);
+        assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
+    } else {
+        assert_named(&errors, leavers);
+    }
+    a_new_group_works(world);
 }
 
 /// Field case A21: a rank dies in the middle of 10,000 calls.
@@ -179,9 +191,7 @@ fn some_leave(world: usize, leavers: &[usize], after: usize, calls: usize, leavi
 fn a_rank_that_leaves_in_the_middle_of_a_sequence() {
     for leaving in [Leaving::Drops, Leaving::Panics] {
         for (world, leaver) in [(2, 0), (3, 1), (4, 3)] {
-            let errors = some_leave(world, &[leaver], 5000, 10_000, leaving);
-            assert_named(&errors, &[leaver]);
-            a_new_group_works(world);
+            some_leave(world, &[leaver], 5000, 10_000, leaving);
         }
     }
 }
@@ -190,10 +200,7 @@ fn a_rank_that_leaves_in_the_middle_of_a_sequence() {
 fn three_of_eight_ranks_vanish() {
     for leaving in [Leaving::Drops, Leaving::Panics] {
         for after in [0, 3] {
-            let leavers = [1, 4, 7];
-            let errors = some_leave(8, &leavers, after, 5, leaving);
-            assert_named(&errors, &leavers);
-            a_new_group_works(8);
+            some_leave(8, &[1, 4, 7], after, 5, leaving);
         }
     }
 }
@@ -201,30 +208,29 @@ fn three_of_eight_ranks_vanish() {
 #[test]
 fn an_abort_while_ranks_wait() {
     for world in [2, 8] {
-        let mut ranks = group(world, &Options::default().timeout(Duration::from_secs(60)));
-        let aborter = ranks.remove(world - 1);
+        let came = Barrier::new(world);
         let started = Instant::now();
-        thread::scope(|scope| {
-            let waiting: Vec<_> =
-                ranks.into_iter().map(|mut rank| scope.spawn(move || reduce(&mut rank, 0, 500))).collect();
-            thread::sleep(Duration::from_millis(30));
-            assert!(waiting.iter().all(|thread| !thread.is_finished()), "they wait for the last rank");
-            aborter.abort();
-            for thread in waiting {
-                assert_eq!(thread.join().unwrap(), Err(Error::Aborted { by: None }));
+        run_ranks(group(world, &Options::default().timeout(Duration::from_secs(60))), |rank, communicator| {
+            came.wait();
+            if rank == world - 1 {
+                thread::sleep(Duration::from_millis(30));
+                assert_eq!(communicator.check(), Ok(()), "they wait for this rank");
+                communicator.abort();
+            } else {
+                assert_eq!(reduce(communicator, 0, 500), Err(Error::Aborted { by: None }));
             }
+            assert_eq!(communicator.check(), Err(Error::Aborted { by: None }));
         });
         assert!(started.elapsed() < SLACK, "{:?}", started.elapsed());
-        assert_eq!(aborter.check(), Err(Error::Aborted { by: None }));
         a_new_group_works(world);
     }
 }
 
-/// Whatever the timeout is: a drop waits for nobody.
+/// Whatever the timeout is: a drop waits for nobody. Of threads, since one has to drop several.
 #[test]
 fn a_drop_waits_for_nobody() {
     for fails_first in [false, true] {
-        let timeout = if fails_first { TIMEOUT } else { Duration::from_secs(600) };
+        let timeout = if fails_first { timeout() } else { Duration::from_secs(600) };
         let mut ranks = group(3, &Options::default().timeout(timeout));
         drop(ranks.remove(1));
         if fails_first {

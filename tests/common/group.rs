@@ -1,16 +1,16 @@
 //! Groups of ranks that are threads of the test, or, with `PEERSUM_TEST_RANKS=processes`, processes that it forks.
 //!
-//! A forked rank has all that the test's closure refers to, so the same tests run both ways, whatever they draw at random.
-//! Those that need what threads alone share (a barrier, an error that is compared between ranks) stay with threads:
-//! `tests/processes` has the like for processes.
+//! A forked rank has all that the test's closure refers to, so the same tests run both ways, whatever they draw at random;
+//! what ranks return goes through a pipe ([`Returned`]), and a [`Barrier`] lies in memory that they share.
 
 use std::{
+    any::Any,
     cell::OnceCell,
     io::{self, PipeReader, Read, Write},
     ops::{Deref, DerefMut},
     panic::{self, AssertUnwindSafe},
     path::PathBuf,
-    process,
+    process, ptr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -19,11 +19,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use peersum::{Call, Error, Meeting, Options, host::Communicator};
+use peersum::{Meeting, Options, host::Communicator};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    mm::{MapFlags, ProtFlags, mmap_anonymous, munmap},
     process::{Pid, Signal, WaitOptions, kill_process, waitpid},
 };
+
+use super::words::Returned;
 
 /// Nothing that ranks do here takes as long.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -70,27 +73,6 @@ impl IntoIterator for Group {
     }
 }
 
-type Give<R> = fn(R) -> Vec<u32>;
-type Take<R> = fn(Vec<u32>) -> R;
-
-/// What a rank returns, as far as a process can.
-pub trait Returned: Send + Sized {
-    /// `None` where it stays within one process.
-    const BY_PROCESSES: Option<(Give<Self>, Take<Self>)> = None;
-}
-
-impl Returned for () {
-    const BY_PROCESSES: Option<(Give<Self>, Take<Self>)> = Some((|()| Vec::new(), |_| ()));
-}
-
-impl Returned for Vec<u32> {
-    const BY_PROCESSES: Option<(Give<Self>, Take<Self>)> = Some((|words| words, |words| words));
-}
-
-impl Returned for Error {}
-impl Returned for Result<(), Error> {}
-impl Returned for (Error, [Call; 2]) {}
-
 /// Whether ranks are to be processes.
 pub fn are_processes() -> bool {
     match std::env::var("PEERSUM_TEST_RANKS").as_deref() {
@@ -101,17 +83,35 @@ pub fn are_processes() -> bool {
 }
 
 /// Runs every rank in a thread, or a process, of its own, and returns what they returned, in rank order.
+#[track_caller]
 pub fn run_ranks<R: Returned>(group: Group, work: impl Fn(usize, &mut Communicator) -> R + Sync) -> Vec<R> {
-    match R::BY_PROCESSES {
-        Some((give, take)) if are_processes() && group.made.get().is_none() => {
-            let give = |rank, communicator: &mut Communicator| give(work(rank, communicator));
-            run_processes(group.world, &group.options, &give).into_iter().map(take).collect()
-        }
-        _ => run_threads(group, &work),
-    }
+    let outcomes = rank_outcomes(group, work);
+    let failed: Vec<_> = outcomes.iter().filter_map(|outcome| Some(outcome.as_ref().err()?.as_str())).collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    outcomes.into_iter().flatten().collect()
 }
 
-fn run_threads<R: Send>(group: Group, work: &(impl Fn(usize, &mut Communicator) -> R + Sync)) -> Vec<R> {
+/// The same, for ranks that may panic: of those, what they said. A communicator is dropped when its rank returns or panics.
+pub fn rank_outcomes<R: Returned>(
+    group: Group,
+    work: impl Fn(usize, &mut Communicator) -> R + Sync,
+) -> Vec<Result<R, String>> {
+    let world = group.world;
+    let outcomes = if are_processes() && group.made.get().is_none() {
+        run_processes(world, &group.options, &work)
+    } else {
+        run_threads(group, &work)
+    };
+    let named = |(rank, outcome): (usize, Result<R, String>)| {
+        outcome.map_err(|reason| format!("rank {rank} of {world}: {reason}"))
+    };
+    outcomes.into_iter().enumerate().map(named).collect()
+}
+
+fn run_threads<R: Send>(
+    group: Group,
+    work: &(impl Fn(usize, &mut Communicator) -> R + Sync),
+) -> Vec<Result<R, String>> {
     thread::scope(|scope| {
         let ranks = group.into_iter().enumerate();
         let threads: Vec<_> = ranks
@@ -122,9 +122,53 @@ fn run_threads<R: Send>(group: Group, work: &(impl Fn(usize, &mut Communicator) 
                 })
             })
             .collect();
-        let results: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-        results.into_iter().map(|result| result.unwrap_or_else(|panic| panic::resume_unwind(panic))).collect()
+        threads.into_iter().map(|thread| thread.join().map_err(|panic| said(&*panic))).collect()
     })
+}
+
+/// What a panic says.
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("it panicked").to_owned()
+}
+
+/// All ranks come to it before one goes on, again and again. It serves threads and forked processes.
+pub struct Barrier {
+    ranks: u64,
+    /// How often one has come, in a page of shared memory.
+    came: *const AtomicU64,
+}
+
+// SAFETY: the word is an atomic, and stays until the barrier is dropped.
+unsafe impl Send for Barrier {}
+// SAFETY: as above.
+unsafe impl Sync for Barrier {}
+
+impl Barrier {
+    pub fn new(ranks: usize) -> Barrier {
+        let (access, kind) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the system's choice.
+        let page = unsafe { mmap_anonymous(ptr::null_mut(), size_of::<AtomicU64>(), access, kind) }.expect("a page");
+        Barrier { ranks: ranks as u64, came: page.cast() }
+    }
+
+    pub fn wait(&self) {
+        // SAFETY: the page is mapped as long as `self` is, at an address that suits every type, and zeros are such a word.
+        let came = unsafe { &*self.came };
+        let all = (came.fetch_add(1, Ordering::AcqRel) / self.ranks + 1) * self.ranks;
+        let until = Instant::now() + PATIENCE;
+        while came.load(Ordering::Acquire) < all {
+            assert!(Instant::now() < until, "not all ranks come to a barrier");
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+impl Drop for Barrier {
+    fn drop(&mut self) {
+        // SAFETY: it is what `new` has mapped, and nobody refers to it any more.
+        let _ = unsafe { munmap(self.came.cast_mut().cast(), size_of::<AtomicU64>()) };
+    }
 }
 
 /// A rank that was forked. It is killed if nobody waits for it.
@@ -134,30 +178,26 @@ struct Forked {
     reaped: bool,
 }
 
-fn run_processes(
+fn run_processes<R: Returned>(
     world: usize,
     options: &Options,
-    work: &dyn Fn(usize, &mut Communicator) -> Vec<u32>,
-) -> Vec<Vec<u32>> {
+    work: &dyn Fn(usize, &mut Communicator) -> R,
+) -> Vec<Result<R, String>> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let place = std::env::temp_dir().join(format!("peersum-ranks-{}-{number}", process::id()));
     let ranks: Vec<_> = (0..world).map(|rank| Forked::start(rank, world, &place, options, work)).collect();
     let until = Instant::now() + PATIENCE;
-    let results: Vec<_> = ranks.into_iter().map(|rank| rank.result(until)).collect();
-    let failed = results.iter().enumerate().filter_map(|(rank, result)| Some((rank, result.as_ref().err()?)));
-    let failed: Vec<_> = failed.map(|(rank, reason)| format!("rank {rank} of {world}: {reason}")).collect();
-    assert!(failed.is_empty(), "{}", failed.join("\n"));
-    results.into_iter().flatten().collect()
+    ranks.into_iter().map(|rank| rank.result(until).map(|words| R::take(&mut words.into_iter()))).collect()
 }
 
 impl Forked {
-    fn start(
+    fn start<R: Returned>(
         rank: usize,
         world: usize,
         place: &PathBuf,
         options: &Options,
-        work: &dyn Fn(usize, &mut Communicator) -> Vec<u32>,
+        work: &dyn Fn(usize, &mut Communicator) -> R,
     ) -> Forked {
         let (from, to) = io::pipe().unwrap();
         // SAFETY: the child goes on with this thread alone. It takes no lock that another thread of the test could have
@@ -174,13 +214,13 @@ impl Forked {
     }
 
     /// What it returned, or why it did not.
-    fn result(mut self, until: Instant) -> Result<Vec<u32>, String> {
+    fn result(mut self, until: Instant) -> Result<Vec<u64>, String> {
         let mut answer = Vec::new();
         loop {
             // Another fork may have the pipe's other end for a while, so its end says nothing.
             if let Some((tag, rest)) = whole(&answer) {
                 return match tag {
-                    0 => Ok(rest.chunks_exact(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap())).collect()),
+                    0 => Ok(rest.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect()),
                     _ => Err(String::from_utf8_lossy(rest).into_owned()),
                 };
             }
@@ -226,12 +266,12 @@ fn whole(answer: &[u8]) -> Option<(u8, &[u8])> {
 }
 
 /// One rank, in its own process: what it has to say.
-fn be(
+fn be<R: Returned>(
     rank: usize,
     world: usize,
     place: &PathBuf,
     options: &Options,
-    work: &dyn Fn(usize, &mut Communicator) -> Vec<u32>,
+    work: &dyn Fn(usize, &mut Communicator) -> R,
 ) -> Vec<u8> {
     let told = Arc::new(Mutex::new(String::new()));
     let tell = told.clone();
@@ -242,7 +282,9 @@ fn be(
         let options = options.clone().self_test(false);
         let mut communicator = Communicator::meet(&meeting, &options).expect("a group of these processes");
         assert_eq!(communicator.rank(), rank);
-        work(rank, &mut communicator)
+        let mut words = Vec::new();
+        work(rank, &mut communicator).give(&mut words);
+        words
     }));
     let (tag, bytes) = match done {
         Ok(words) => (0, words.iter().flat_map(|word| word.to_ne_bytes()).collect()),

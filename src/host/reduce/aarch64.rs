@@ -1,6 +1,7 @@
-//! Four lanes of NEON.
+//! NEON, which every CPU of this target has. A vector is two registers, so that one of 16-bit elements fills a register in
+//! memory.
 
-use std::arch::aarch64::*;
+use std::arch::{aarch64::*, asm};
 
 use super::{Places, Target, Vector, by_op};
 use crate::{Element, ReduceOp};
@@ -11,101 +12,112 @@ use crate::{Element, ReduceOp};
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn reduce<T: Element>(op: ReduceOp, sources: &[*const u8], targets: &[Target], count: usize) {
     // SAFETY: this function has the instructions enabled; the caller vouches for the rest.
-    unsafe { by_op::<float32x4_t, T>(op, sources, targets, count) }
+    unsafe { by_op::<Two128, T>(op, sources, targets, count) }
 }
 
-impl Vector for float32x4_t {
-    const LANES: usize = 4;
+/// Eight lanes of NEON.
+#[derive(Clone, Copy)]
+pub(super) struct Two128([float32x4_t; 2]);
+
+impl Two128 {
+    #[inline(always)]
+    unsafe fn zip(self, other: Self, f: impl Fn(float32x4_t, float32x4_t) -> float32x4_t) -> Self {
+        Two128([f(self.0[0], other.0[0]), f(self.0[1], other.0[1])])
+    }
+}
+
+impl Vector for Two128 {
+    const LANES: usize = 8;
     type Narrower = f32;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: the caller may use NEON.
-        unsafe { vdupq_n_f32(value) }
+        unsafe { Two128([vdupq_n_f32(value); 2]) }
     }
 
-    // What asks for lines is not stable for this target.
+    // Nothing was measured on this target that would ask for it.
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn load_f32(from: *const f32) -> Self {
-        // SAFETY: the caller vouches for 4 elements and for NEON.
-        unsafe { vld1q_f32(from) }
+        // SAFETY: the caller vouches for 8 elements and for NEON.
+        unsafe { Two128([vld1q_f32(from), vld1q_f32(from.add(4))]) }
     }
 
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
-        // The vector conversion needs Rust's own f16, which is not stable; each lane is one instruction here.
-        // SAFETY: the caller vouches for 4 elements and for NEON.
+        // SAFETY: the caller vouches for 8 elements and for NEON.
         unsafe {
-            let lanes: [f32; 4] = std::array::from_fn(|lane| <f32 as Vector>::load_f16(from.add(lane)));
-            vld1q_f32(lanes.as_ptr())
+            let bits = vld1q_u16(from);
+            Two128([widened(vget_low_u16(bits)), widened_high(bits)])
         }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: the caller vouches for 4 elements and for NEON.
-        unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from))) }
+        // SAFETY: the caller vouches for 8 elements and for NEON.
+        unsafe {
+            let bits = vld1q_u16(from);
+            let low = vshll_n_u16::<16>(vget_low_u16(bits));
+            Two128([low, vshll_high_n_u16::<16>(bits)].map(|bits| vreinterpretq_f32_u32(bits)))
+        }
     }
 
     #[inline(always)]
     unsafe fn store_f32(self, places: Places<'_>) {
-        // SAFETY: the caller vouches for 4 elements in each place and for NEON.
+        // SAFETY: the caller vouches for 8 elements in each place and for NEON.
         unsafe {
-            let value = canonical(self);
-            places.each(|to, _| vst1q_f32(to.cast(), value));
+            let (first, second) = (canonical(self.0[0]), canonical(self.0[1]));
+            places.each(|to, _| {
+                vst1q_f32(to.cast(), first);
+                vst1q_f32(to.cast::<f32>().add(4), second);
+            });
         }
     }
 
     #[inline(always)]
     unsafe fn store_f16(self, places: Places<'_>) {
-        // SAFETY: the caller vouches for 4 elements in each place and for NEON.
+        // SAFETY: the caller vouches for 8 elements in each place and for NEON.
         unsafe {
-            let mut lanes = [0.0f32; 4];
-            vst1q_f32(lanes.as_mut_ptr(), self);
-            for (lane, value) in lanes.into_iter().enumerate() {
-                <f32 as Vector>::store_f16(value, Places { offset: places.offset + 2 * lane, ..places });
-            }
+            let bits = narrowed(canonical(self.0[0]), canonical(self.0[1]));
+            places.each(|to, _| vst1q_u16(to.cast(), bits));
         }
     }
 
     #[inline(always)]
     unsafe fn store_bf16(self, places: Places<'_>) {
-        // SAFETY: the caller vouches for 4 elements in each place and for NEON.
+        // SAFETY: the caller vouches for 8 elements in each place and for NEON.
         unsafe {
-            // The rounding is the portable lane's, which says why.
-            let bits = vreinterpretq_u32_f32(canonical(self));
-            let last = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
-            let rounded = vshrn_n_u32::<16>(vaddq_u32(bits, vaddq_u32(last, vdupq_n_u32(0x7fff))));
-            places.each(|to, _| vst1_u16(to.cast(), rounded));
+            let bits = vshrn_high_n_u32::<16>(vshrn_n_u32::<16>(rounded(self.0[0])), rounded(self.0[1]));
+            places.each(|to, _| vst1q_u16(to.cast(), bits));
         }
     }
 
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: the caller may use NEON.
-        unsafe { vaddq_f32(self, other) }
+        unsafe { self.zip(other, |a, b| vaddq_f32(a, b)) }
     }
 
     #[inline(always)]
     unsafe fn divide(self, by: Self) -> Self {
         // SAFETY: the caller may use NEON.
-        unsafe { vdivq_f32(self, by) }
+        unsafe { self.zip(by, |a, b| vdivq_f32(a, b)) }
     }
 
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
         // FMAX gives NaN where either is one, and takes +0 for greater than −0.
         // SAFETY: the caller may use NEON.
-        unsafe { vmaxq_f32(self, other) }
+        unsafe { self.zip(other, |a, b| vmaxq_f32(a, b)) }
     }
 
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
         // SAFETY: the caller may use NEON; FMIN is as FMAX.
-        unsafe { vminq_f32(self, other) }
+        unsafe { self.zip(other, |a, b| vminq_f32(a, b)) }
     }
 }
 
@@ -116,4 +128,70 @@ impl Vector for float32x4_t {
 unsafe fn canonical(value: float32x4_t) -> float32x4_t {
     // SAFETY: the caller may use NEON.
     unsafe { vbslq_f32(vceqq_f32(value, value), value, vdupq_n_f32(f32::NAN)) }
+}
+
+/// What rounds to a bf16's bits, in the upper half of each lane.
+///
+/// # Safety
+///
+/// The caller may use NEON.
+#[inline(always)]
+unsafe fn rounded(value: float32x4_t) -> uint32x4_t {
+    // The rounding is the portable lane's, which says why.
+    // SAFETY: the caller may use NEON.
+    unsafe {
+        let bits = vreinterpretq_u32_f32(canonical(value));
+        let last = vandq_u32(vshrq_n_u32::<16>(bits), vdupq_n_u32(1));
+        vaddq_u32(bits, vaddq_u32(last, vdupq_n_u32(0x7fff)))
+    }
+}
+
+// The conversions of f16 belong to the base of this target, but the functions for them came with Rust 1.94. What the crate
+// half has is no vector's, and asks for the extension with arithmetic of f16.
+
+/// Four of f16 as f32.
+///
+/// # Safety
+///
+/// The caller may use NEON.
+#[inline(always)]
+unsafe fn widened(bits: uint16x4_t) -> float32x4_t {
+    let wide;
+    // SAFETY: the caller may use NEON; the instruction has these two operands and touches no memory.
+    unsafe { asm!("fcvtl {:v}.4s, {:v}.4h", lateout(vreg) wide, in(vreg) bits, options(pure, nomem, nostack)) }
+    wide
+}
+
+/// The upper four of eight of f16 as f32.
+///
+/// # Safety
+///
+/// The caller may use NEON.
+#[inline(always)]
+unsafe fn widened_high(bits: uint16x8_t) -> float32x4_t {
+    let wide;
+    // SAFETY: as in `widened`.
+    unsafe { asm!("fcvtl2 {:v}.4s, {:v}.8h", lateout(vreg) wide, in(vreg) bits, options(pure, nomem, nostack)) }
+    wide
+}
+
+/// The f16 nearest to each of eight, ties to even, which is how Rust has its threads round.
+///
+/// # Safety
+///
+/// The caller may use NEON.
+#[inline(always)]
+unsafe fn narrowed(first: float32x4_t, second: float32x4_t) -> uint16x8_t {
+    let bits;
+    // SAFETY: the caller may use NEON; the instructions touch no memory. The result is begun before `second` is read, so it
+    // has a register of its own.
+    unsafe {
+        asm!(
+            "fcvtn {to:v}.4h, {first:v}.4s",
+            "fcvtn2 {to:v}.8h, {second:v}.4s",
+            to = out(vreg) bits, first = in(vreg) first, second = in(vreg) second,
+            options(pure, nomem, nostack)
+        )
+    }
+    bits
 }

@@ -159,7 +159,7 @@ pub(super) unsafe fn reduce<T: Element>(
             _ => targets,
         };
         // SAFETY: the caller's promises are handed on.
-        unsafe { by_isa::<T>(isa, op, sources, targets, count) }
+        unsafe { by_type(isa, T::DTYPE, op, sources, targets, count) }
     } else {
         let mut scratch = Scratch(MaybeUninit::uninit());
         let from = scratch.0.as_mut_ptr().cast::<u8>();
@@ -174,7 +174,7 @@ pub(super) unsafe fn reduce<T: Element>(
             // SAFETY: the scratch has room for a piece and is apart from all; the rest are parts of what the caller
             // vouches for, and all sources of a piece are read before a target of it is written.
             unsafe {
-                by_isa::<T>(isa, op, &of_piece[..sources.len()], &[piece], length);
+                by_type(isa, T::DTYPE, op, &of_piece[..sources.len()], &[piece], length);
                 for target in targets {
                     let to = target.to.wrapping_add(offset);
                     copy(isa.into(), from, Target { to, ..*target }, length * size_of::<T>());
@@ -213,7 +213,7 @@ pub(super) unsafe fn copy(how: Copying, from: *const u8, target: Target, bytes: 
             Isa::Avx512 | Isa::Avx512Bf16 => {
                 x86::copy_lines_512(from.add(head), target.to.add(head), lines, target.stores, how.ahead)
             }
-            _ => unreachable!("only these stream"),
+            _ => target.to.add(head).copy_from_nonoverlapping(from.add(head), lines * LINE),
         }
         target.to.add(tail).copy_from_nonoverlapping(from.add(tail), bytes - tail);
     }
@@ -231,6 +231,22 @@ fn fence_streaming() {
     // SAFETY: every x86-64 CPU has it, and it touches no memory.
     unsafe {
         std::arch::x86_64::_mm_sfence();
+    }
+}
+
+/// As [`by_isa`], of the type that is named: so the loops are compiled with this crate, and not in each that makes calls.
+///
+/// # Safety
+///
+/// As for [`by_isa`].
+unsafe fn by_type(isa: Isa, dtype: DType, op: ReduceOp, sources: &[*const u8], targets: &[Target], count: usize) {
+    // SAFETY: the caller's promises are handed on.
+    unsafe {
+        match dtype {
+            DType::F32 => by_isa::<f32>(isa, op, sources, targets, count),
+            DType::F16 => by_isa::<half::f16>(isa, op, sources, targets, count),
+            DType::BF16 => by_isa::<half::bf16>(isa, op, sources, targets, count),
+        }
     }
 }
 
