@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The whole run on a machine with GPUs, some eight minutes, correctness first: the tests, by threads and by processes, and
-# compute-sanitizer; then what the machine is, its links and hops; the tuning, and what it chooses beside NCCL and all other
-# algorithms, in graphs and eager; the benches. Everything lands in one folder: logs, JSON, CSV and SVG.
+# The whole run on a machine with GPUs, some eight minutes for two numbers of ranks, correctness first: the tests, by threads
+# and by processes, and compute-sanitizer; then what the machine is, its links and hops; the tuning, and what it chooses
+# beside NCCL and all other algorithms, in graphs and eager; the benches. Everything lands in one folder: logs, JSON, CSV
+# and SVG.
 # Nothing else may use the GPUs meanwhile: ranks wait for each other on them.
 # usage: gpu.sh RESULTS [CALLS]       (beside the binaries of ci/gpu-pack.sh; CALLS with new data each, default 50)
 # NCCL is that of the folder nccl beside this script, if there is one, or the system's. WORLDS are the numbers of ranks that
@@ -99,7 +100,8 @@ for ranks in $worlds; do
     job "eager_$name" 60 "${perf[@]}" -b 1K -e 4M -n 200 --timing queued --compare nccl -J "$results/eager_$name.json"
     job "eager_long_$name" 60 "${perf[@]}" -b 8M -e 512M -n 10 --timing queued --compare nccl -J "$results/eager_long_$name.json"
   done
-  if [[ -x $here/bench ]]; then
+  # The benches take what perf does, by criterion: once is enough.
+  if [[ -x $here/bench && $ranks == "${worlds##* }" ]]; then
     PEERSUM_TABLE=$results/table.toml PEERSUM_BENCH_DEVICES=$list CRITERION_HOME=$results/criterion_$ranks \
       LD_LIBRARY_PATH=$here/nccl job "bench_$ranks" 60 "$here/bench" --bench --noplot
   fi

@@ -26,6 +26,8 @@ pub(crate) struct Heat {
 const CELL: (f64, f64) = (72.0, 40.0);
 const LEFT: f64 = 130.0;
 const TOP: f64 = 96.0;
+/// A letter of the title takes no more, on average, in the widest of the usual fonts.
+const TITLE_LETTER: f64 = 10.5;
 
 impl Heat {
     pub(crate) fn picture(&self) -> Picture {
@@ -45,8 +47,10 @@ impl Heat {
         let most = values.iter().copied().fold(0.0, f64::max);
         // Words have no scale below them.
         let below = if most > 0.0 { 84.0 } else { 24.0 };
-        let mut svg = Svg::new((LEFT + count * CELL.0 + 40.0).max(560.0), TOP + count * CELL.1 + below);
-        svg.text("ink", (28.0, 28.0), Anchor::Start, 18.0, &format!("{} ({})", self.title, self.unit));
+        let title = format!("{} ({})", self.title, self.unit);
+        let width = (LEFT + count * CELL.0 + 40.0).max(560.0).max(56.0 + TITLE_LETTER * title.chars().count() as f64);
+        let mut svg = Svg::new(width, TOP + count * CELL.1 + below);
+        svg.text("ink", (28.0, 28.0), Anchor::Start, 18.0, &title);
         svg.text("soft", (LEFT + count * CELL.0 / 2.0, TOP - 34.0), Anchor::Middle, 13.0, "to");
         svg.text("soft", (28.0, TOP + count * CELL.1 / 2.0 + 4.0), Anchor::Start, 13.0, "from");
         for (index, label) in self.labels.iter().enumerate() {
