@@ -3,4 +3,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 eval "$(ci/toolchain.sh)"
-cargo xtask bindings --check
+# As `cargo xtask` does, but with what ci/test.sh has built.
+cargo build --workspace --bin xtask
+CARGO_MANIFEST_DIR=$PWD/xtask "${CARGO_TARGET_DIR:-target}/debug/xtask" bindings --check

@@ -5,4 +5,4 @@ cd "$(dirname "$0")/.."
 eval "$(ci/toolchain.sh)"
 unset PEERSUM_CUDA_ARCHS
 export PEERSUM_REQUIRE_NVCC=1 NVCC_APPEND_FLAGS='--Werror all-warnings'
-cargo test --package peersum --test sass
+cargo test --workspace --test sass

@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PEERSUM_TEST_RANKS=processes
-cargo test --package peersum --test host_results --test host_sequences --test host_lengths --test host_failures --test host_faults
+# As a part of the workspace, for which ci/test.sh has built them.
+cargo test --workspace --test host_results --test host_sequences --test host_lengths --test host_failures --test host_faults
 # Ten million rounds take seconds where the two processes have a core each, and so while nothing else runs.
-cargo test --package peersum --test processes -- --ignored --nocapture who_sees_the_flag
+cargo test --workspace --test processes -- --ignored --nocapture who_sees_the_flag
