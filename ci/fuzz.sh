@@ -11,7 +11,7 @@ export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
   -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions"
 cargo build --release --target "$host"
 seconds=${1:-60}
-[ $# -lt 2 ] && set -- "$seconds" messages topologies results machines reports
+[ $# -lt 2 ] && set -- "$seconds" messages topologies results machines reports kept
 for parsers in "${@:2}"; do
   # What is found goes to the first folder, so not to the seeds.
   found=$(mktemp -d)
