@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Barrier, are_processes, group, run_ranks};
+use common::{Barrier, group, impatience, run_ranks};
 use half::{bf16, f16};
 use peersum::{
     Algorithm, Call, DType, Element, Error, Options, Phase, ReduceOp,
@@ -19,10 +19,8 @@ use peersum::{
 /// How much later than its deadline a wait may end on a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// How long ranks wait for each other here. It holds for the end of a meeting of processes too, which takes longer than what
-/// threads do.
 fn timeout() -> Duration {
-    Duration::from_millis(if are_processes() { 600 } else { 200 })
+    impatience(Duration::from_millis(200))
 }
 
 fn options() -> Options {

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Barrier, are_processes, group, integer, integer_sum, rank_outcomes, run_ranks};
+use common::{Barrier, are_processes, group, impatience, integer, integer_sum, rank_outcomes, run_ranks};
 use peersum::{
     Error, Options, ReduceOp,
     host::{self, Communicator},
@@ -20,10 +20,8 @@ use peersum::{
 /// How much later than its deadline a wait may end on a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// How long ranks wait for each other here. It holds for the end of a meeting of processes too, which takes longer than what
-/// threads do.
 fn timeout() -> Duration {
-    Duration::from_millis(if are_processes() { 600 } else { 150 })
+    impatience(Duration::from_millis(150))
 }
 
 fn options() -> Options {

@@ -309,7 +309,7 @@ impl<'a> Exchange<'a> {
         unsafe { self.own().copy_in(to, self.input.add(bytes.start), bytes.len(), self.isa.into(), stores) }
     }
 
-    /// Copies `bytes` of the output from a place in a segment.
+    /// Copies `bytes` of the output from a place in a segment, and asks for as many from `ahead` on, unless that is null.
     ///
     /// # Safety
     ///

@@ -82,6 +82,12 @@ pub fn are_processes() -> bool {
     }
 }
 
+/// How long ranks wait for each other where some don't come: so long between threads. It holds for the end of a meeting of
+/// processes too, which takes longer than what threads do.
+pub fn impatience(threads: Duration) -> Duration {
+    if are_processes() { Duration::from_millis(600) } else { threads }
+}
+
 /// Runs every rank in a thread, or a process, of its own, and returns what they returned, in rank order.
 #[track_caller]
 pub fn run_ranks<R: Returned>(group: Group, work: impl Fn(usize, &mut Communicator) -> R + Sync) -> Vec<R> {

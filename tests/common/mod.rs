@@ -5,7 +5,7 @@ mod group;
 mod words;
 
 #[allow(unused_imports)]
-pub use group::{Barrier, are_processes, group, rank_outcomes, run_ranks};
+pub use group::{Barrier, are_processes, group, impatience, rank_outcomes, run_ranks};
 use half::{bf16, f16};
 use peersum::{DType, Element, ReduceOp};
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};

@@ -457,7 +457,7 @@ unsafe fn all<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targets: &[
 /// # Safety
 ///
 /// As for [`by_op`], with `start + WIDTH * V::LANES <= count`. If it is `ALIGNED`, targets are at multiples of the
-/// bytes of a vector there.
+/// bytes of a vector there. If it goes `AHEAD`, it asks for what is [`PREFETCH_BYTES`] on in the sources.
 #[inline(always)]
 unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize, const ALIGNED: bool, const AHEAD: bool>(
     sources: &[*const u8],

@@ -67,7 +67,8 @@ pub(super) unsafe fn copy_lines_512(from: *const u8, to: *mut u8, lines: usize, 
     }
 }
 
-/// Asks for a line that is so many bytes behind `ahead`, unless that is null. It goes to the second cache: the first is small.
+/// Asks for a line that is so many bytes behind `ahead`, unless that is null. It goes to the second cache: the first is
+/// small.
 #[inline(always)]
 fn ask_for(ahead: *const u8, offset: usize) {
     if !ahead.is_null() {
