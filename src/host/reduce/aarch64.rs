@@ -29,6 +29,7 @@ impl Two128 {
 impl Vector for Two128 {
     const LANES: usize = 8;
     type Narrower = f32;
+    const PREFETCHES: bool = false;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -38,7 +39,7 @@ impl Vector for Two128 {
 
     // Nothing was measured on this target that would ask for it.
     #[inline(always)]
-    unsafe fn prefetch(_: *const u8) {}
+    unsafe fn prefetch<const SECOND: bool>(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn load_f32(from: *const f32) -> Self {

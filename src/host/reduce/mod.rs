@@ -14,7 +14,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use std::mem::MaybeUninit;
+use std::{mem::MaybeUninit, ops::RangeInclusive};
 
 use crate::{DType, Element, ReduceOp};
 
@@ -123,6 +123,38 @@ const PREFETCH_BYTES: usize = 2 << 10;
 /// For f32 only from here on. Conversions fill the window in which a core looks for loads, so 16-bit elements gain by it
 /// at every length.
 const PREFETCH_FROM_BYTES: usize = 32 << 10;
+/// Lengths that are read at two places in turns: what a peer has just written comes sooner so, whether from memory or from
+/// its cache. Longer loops gain nothing by it (docs/measurements.md).
+const STREAMS_BYTES: RangeInclusive<usize> = 16 << 10..=256 << 10;
+/// Bytes within which the two places are, one in each half.
+const WINDOW_BYTES: usize = 8 << 10;
+/// Bytes that are read at one place before it is the other's turn.
+const TURN_BYTES: usize = 256;
+
+/// A piece that is read at one of two places.
+struct Turn {
+    /// Where it begins.
+    offset: usize,
+    /// How many bytes on is what is asked for meanwhile, if that is still to be read.
+    ahead: Option<usize>,
+}
+
+/// The turns at the two places of the whole windows in so many bytes, of [`TURN_BYTES`] each.
+#[inline(always)]
+fn turns(bytes: usize) -> impl Iterator<Item = Turn> {
+    const HALF: usize = WINDOW_BYTES / 2;
+    let windows = bytes / WINDOW_BYTES;
+    (0..windows * WINDOW_BYTES / TURN_BYTES).map(move |turn| {
+        let (window, within) = (turn / (WINDOW_BYTES / TURN_BYTES), turn % (WINDOW_BYTES / TURN_BYTES));
+        let in_half = within / 2 * TURN_BYTES;
+        let ahead = match in_half + PREFETCH_BYTES < HALF {
+            true => Some(PREFETCH_BYTES),
+            // The same half of the next window goes on where this one's ends.
+            false => (window + 1 < windows).then_some(HALF + PREFETCH_BYTES),
+        };
+        Turn { offset: window * WINDOW_BYTES + within % 2 * HALF + in_half, ahead }
+    })
+}
 
 #[repr(align(64))]
 struct Scratch(MaybeUninit<[u8; SCRATCH_BYTES]>);
@@ -299,10 +331,13 @@ trait Vector: Copy {
     const LANES: usize;
     /// What does the rest of fewer elements.
     type Narrower: Vector;
+    /// Whether [`Vector::prefetch`] does anything.
+    const PREFETCHES: bool;
 
     unsafe fn splat(value: f32) -> Self;
-    /// Asks for a line that will be loaded. It may lie anywhere, and not be there.
-    unsafe fn prefetch(from: *const u8);
+    /// Asks for a line that will be loaded, for the first cache or, `SECOND`, for the one behind it. It may lie anywhere, and
+    /// not be there.
+    unsafe fn prefetch<const SECOND: bool>(from: *const u8);
     unsafe fn load_f32(from: *const f32) -> Self;
     unsafe fn load_f16(from: *const u16) -> Self;
     unsafe fn load_bf16(from: *const u16) -> Self;
@@ -418,35 +453,90 @@ unsafe fn all<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targets: &[
             // Loads that span two lines cost less than such stores, and streaming ones can't.
             let head = (targets[0].to as usize).wrapping_neg() % LINE / size_of::<T>();
             while start < head {
-                tile::<f32, T, F, 1, false, false>(sources, targets, start);
+                tile::<f32, T, F, 1, false>(sources, targets, start);
                 start += 1;
+            }
+            if V::PREFETCHES && STREAMS_BYTES.contains(&(count * size_of::<T>())) {
+                start += in_two_streams::<V, T, F>(sources, targets, start, count - start);
             }
             // Not beyond the end, where a peer will write next.
             let ahead = size_of::<T>() < size_of::<f32>() || count * size_of::<T>() >= PREFETCH_FROM_BYTES;
             while ahead && count - start >= 4 * V::LANES + PREFETCH_BYTES / size_of::<T>() {
-                tile::<V, T, F, 4, true, true>(sources, targets, start);
+                ask::<V, T, false>(sources, start, 4 * V::LANES, PREFETCH_BYTES);
+                tile::<V, T, F, 4, true>(sources, targets, start);
                 start += 4 * V::LANES;
             }
             while count - start >= 4 * V::LANES {
-                tile::<V, T, F, 4, true, false>(sources, targets, start);
+                tile::<V, T, F, 4, true>(sources, targets, start);
                 start += 4 * V::LANES;
             }
         }
         while count - start >= 4 * V::LANES {
-            tile::<V, T, F, 4, false, false>(sources, targets, start);
+            tile::<V, T, F, 4, false>(sources, targets, start);
             start += 4 * V::LANES;
         }
         while count - start >= V::LANES {
-            tile::<V, T, F, 1, false, false>(sources, targets, start);
+            tile::<V, T, F, 1, false>(sources, targets, start);
             start += V::LANES;
         }
         while count - start >= V::Narrower::LANES {
-            tile::<V::Narrower, T, F, 1, false, false>(sources, targets, start);
+            tile::<V::Narrower, T, F, 1, false>(sources, targets, start);
             start += V::Narrower::LANES;
         }
         while start < count {
-            tile::<f32, T, F, 1, false, false>(sources, targets, start);
+            tile::<f32, T, F, 1, false>(sources, targets, start);
             start += 1;
+        }
+    }
+}
+
+/// Reduces the whole windows of `count` elements from `start` on, and returns how many elements those are.
+///
+/// # Safety
+///
+/// As for [`by_op`], with `count` elements from `start` on, where all targets are at the start of a line or of a vector.
+#[inline(always)]
+unsafe fn in_two_streams<V: Vector, T: Element, F: Fold>(
+    sources: &[*const u8],
+    targets: &[Target],
+    start: usize,
+    count: usize,
+) -> usize {
+    let elements = TURN_BYTES / size_of::<T>();
+    let mut done = 0;
+    for turn in turns(count * size_of::<T>()) {
+        let from = start + turn.offset / size_of::<T>();
+        // SAFETY: a turn is within `count`, and a number of vectors; the caller's promises are handed on.
+        unsafe {
+            if let Some(ahead) = turn.ahead {
+                ask::<V, T, true>(sources, from, elements, ahead);
+            }
+            for start in (from..from + elements).step_by(2 * V::LANES) {
+                tile::<V, T, F, 2, true>(sources, targets, start);
+            }
+        }
+        done += elements;
+    }
+    done
+}
+
+/// Asks for what is so many bytes on from `count` elements of every source.
+///
+/// # Safety
+///
+/// V's instructions are available.
+#[inline(always)]
+unsafe fn ask<V: Vector, T: Element, const SECOND: bool>(
+    sources: &[*const u8],
+    start: usize,
+    count: usize,
+    ahead: usize,
+) {
+    for &source in sources {
+        let from = source.wrapping_add(start * size_of::<T>() + ahead);
+        for offset in (0..count * size_of::<T>()).step_by(LINE) {
+            // SAFETY: the caller vouches for the instructions; any address may be asked for.
+            unsafe { V::prefetch::<SECOND>(from.wrapping_add(offset)) }
         }
     }
 }
@@ -457,9 +547,9 @@ unsafe fn all<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targets: &[
 /// # Safety
 ///
 /// As for [`by_op`], with `start + WIDTH * V::LANES <= count`. If it is `ALIGNED`, targets are at multiples of the
-/// bytes of a vector there. If it goes `AHEAD`, it asks for what is [`PREFETCH_BYTES`] on in the sources.
+/// bytes of a vector there.
 #[inline(always)]
-unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize, const ALIGNED: bool, const AHEAD: bool>(
+unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize, const ALIGNED: bool>(
     sources: &[*const u8],
     targets: &[Target],
     start: usize,
@@ -467,14 +557,6 @@ unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize, const ALIGNED
     // SAFETY: the caller vouches for the range and the instructions.
     unsafe {
         let at = |source: *const u8, index: usize| source.cast::<T>().add(start + index * V::LANES);
-        if AHEAD {
-            for &source in sources {
-                let ahead = at(source, 0).cast::<u8>().wrapping_add(PREFETCH_BYTES);
-                for offset in (0..WIDTH * V::LANES * size_of::<T>()).step_by(LINE) {
-                    V::prefetch(ahead.wrapping_add(offset));
-                }
-            }
-        }
         let mut sums = [V::splat(0.0); WIDTH];
         for (index, sum) in sums.iter_mut().enumerate() {
             *sum = load::<V, T>(at(sources[0], index));
@@ -562,8 +644,8 @@ mod tests {
     fn all_vectors_give_the_same_bits() {
         fn all<T: Element>(of_bits: impl Fn(u32) -> T) {
             for world in [2, 3, 8] {
-                // Lengths around every step of the loops, and one with many patterns.
-                for count in (0..70).chain([100_003]) {
+                // Lengths around every step of the loops, some that are read at two places, and one with many patterns.
+                for count in (0..70).chain([4096, 8191, 20_011, 1 << 16, 100_003]) {
                     let sources: Vec<Vec<T>> = (0..world)
                         .map(|rank| patterns(count, rank * 77 + count as u32).map(&of_bits).collect())
                         .collect();
@@ -605,7 +687,7 @@ mod tests {
     fn every_target_gets_the_same_and_nothing_around_it_is_written() {
         fn all<T: Element>(of_bits: impl Fn(u32) -> T) {
             const CANARIES: usize = 40;
-            for (count, world) in [(3, 2), (700, 2), (700, 3), (2500, 2), (9001, 3)] {
+            for (count, world) in [(3, 2), (700, 2), (700, 3), (2500, 2), (9001, 2), (9001, 3)] {
                 let sources: Vec<Vec<T>> =
                     (0..world).map(|rank| patterns(count, rank * 77 + 5).map(&of_bits).collect()).collect();
                 let pointers: Vec<_> = sources.iter().map(|source| source.as_ptr().cast()).collect();
@@ -645,14 +727,36 @@ mod tests {
         all(|bits| bf16::from_bits((bits >> 16) as u16));
     }
 
+    /// What is asked for ahead is read later, at the same of the two places, and all but what comes first there is asked for.
+    #[test]
+    fn turns_cover_whole_windows_and_ask_for_nothing_beyond() {
+        for bytes in [0, 1, WINDOW_BYTES - 1, WINDOW_BYTES, WINDOW_BYTES + 1, 5 * WINDOW_BYTES - 1, 32 * WINDOW_BYTES] {
+            let whole = bytes / WINDOW_BYTES * WINDOW_BYTES;
+            let all: Vec<Turn> = turns(bytes).collect();
+            let mut offsets: Vec<usize> = all.iter().map(|turn| turn.offset).collect();
+            let mut asked: Vec<usize> = all.iter().filter_map(|turn| Some(turn.offset + turn.ahead?)).collect();
+            for (index, &ahead) in
+                all.iter().enumerate().filter_map(|(index, turn)| Some((index, turn.ahead.as_ref()?)))
+            {
+                let place = all.iter().position(|turn| turn.offset == all[index].offset + ahead).unwrap();
+                assert_eq!(place - index, 2 * PREFETCH_BYTES / TURN_BYTES, "{bytes}");
+            }
+            offsets.sort();
+            assert!(offsets.into_iter().eq((0..whole).step_by(TURN_BYTES)), "{bytes}");
+            asked.sort();
+            let first = |&offset: &usize| offset < WINDOW_BYTES && offset % (WINDOW_BYTES / 2) < PREFETCH_BYTES;
+            assert!(asked.into_iter().eq((0..whole).step_by(TURN_BYTES).filter(|offset| !first(offset))), "{bytes}");
+        }
+    }
+
     #[test]
     fn copies_are_whole_and_nothing_around_them_is_written() {
-        let from: Vec<u8> = (0..5000).map(|index| (index % 251) as u8 + 1).collect();
+        let from: Vec<u8> = (0..300_000).map(|index| (index % 251) as u8 + 1).collect();
         for isa in Isa::available() {
             for stores in [Stores::Cached, Stores::Streaming] {
-                for bytes in [0, 1, 63, 64, 65, 127, 128, 200, 4097] {
+                for bytes in [0, 1, 63, 64, 65, 127, 128, 200, 4097, 16 << 10, 40_001, 262_208, 299_000] {
                     for (at, skip) in [(0, 0), (1, 3), (16, 0), (63, 64), (64, 1)] {
-                        let mut to = vec![0u8; 4400];
+                        let mut to = vec![0u8; bytes + 300];
                         let target = Target { to: to[at..].as_mut_ptr(), stores };
                         // SAFETY: `isa` is available, and both vectors have so many bytes from there on.
                         unsafe { copy(isa.into(), from[skip..].as_ptr(), target, bytes) };

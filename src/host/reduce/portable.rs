@@ -7,6 +7,7 @@ use super::{Places, Vector};
 impl Vector for f32 {
     const LANES: usize = 1;
     type Narrower = f32;
+    const PREFETCHES: bool = false;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -14,7 +15,7 @@ impl Vector for f32 {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(_: *const u8) {}
+    unsafe fn prefetch<const SECOND: bool>(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn load_f32(from: *const f32) -> Self {

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{LINE, Places, Stores, Target, Vector, by_op};
+use super::{LINE, Places, STREAMS_BYTES, Stores, TURN_BYTES, Target, Vector, by_op, turns};
 use crate::{Element, ReduceOp};
 
 /// # Safety
@@ -38,21 +38,45 @@ pub(super) unsafe fn reduce_512_bf16<T: Element>(
     unsafe { by_op::<Two512<true>, T>(op, sources, targets, count) }
 }
 
+/// A line that is copied in one go.
+trait Line {
+    /// # Safety
+    ///
+    /// A line is readable from `from` on and writable from `to` on, where a line starts; its instructions are available.
+    unsafe fn copy(from: *const u8, to: *mut u8, stores: Stores);
+}
+
+struct By256;
+struct By512;
+
+impl Line for By256 {
+    #[inline(always)]
+    unsafe fn copy(from: *const u8, to: *mut u8, stores: Stores) {
+        // SAFETY: both halves of the line lie in what the caller vouches for.
+        unsafe {
+            let first = _mm256_loadu_si256(from.cast());
+            let second = _mm256_loadu_si256(from.add(LINE / 2).cast());
+            put(to, first, stores);
+            put(to.add(LINE / 2), second, stores);
+        }
+    }
+}
+
+impl Line for By512 {
+    #[inline(always)]
+    unsafe fn copy(from: *const u8, to: *mut u8, stores: Stores) {
+        // SAFETY: the caller vouches for the line.
+        unsafe { put_512(to, _mm512_loadu_si512(from.cast()), stores) }
+    }
+}
+
 /// # Safety
 ///
 /// So many lines are readable and writable, apart from each other; `to` is the start of a line, and the CPU has AVX2.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn copy_lines(from: *const u8, to: *mut u8, lines: usize, stores: Stores, ahead: *const u8) {
-    for offset in (0..lines * LINE).step_by(LINE) {
-        ask_for(ahead, offset);
-        // SAFETY: both halves of the line lie in what the caller vouches for.
-        unsafe {
-            let first = _mm256_loadu_si256(from.add(offset).cast());
-            let second = _mm256_loadu_si256(from.add(offset + LINE / 2).cast());
-            put(to.add(offset), first, stores);
-            put(to.add(offset + LINE / 2), second, stores);
-        }
-    }
+    // SAFETY: the caller's promises are handed on.
+    unsafe { copy_by::<By256>(from, to, lines, stores, ahead) }
 }
 
 /// # Safety
@@ -60,21 +84,44 @@ pub(super) unsafe fn copy_lines(from: *const u8, to: *mut u8, lines: usize, stor
 /// As for [`copy_lines`]; the CPU has AVX-512F.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn copy_lines_512(from: *const u8, to: *mut u8, lines: usize, stores: Stores, ahead: *const u8) {
-    for offset in (0..lines * LINE).step_by(LINE) {
-        ask_for(ahead, offset);
+    // SAFETY: the caller's promises are handed on.
+    unsafe { copy_by::<By512>(from, to, lines, stores, ahead) }
+}
+
+/// # Safety
+///
+/// As for [`copy_lines`], where the line's instructions are available.
+#[inline(always)]
+unsafe fn copy_by<L: Line>(from: *const u8, to: *mut u8, lines: usize, stores: Stores, ahead: *const u8) {
+    let bytes = lines * LINE;
+    let mut done = 0;
+    if ahead.is_null() && STREAMS_BYTES.contains(&bytes) {
+        for turn in turns(bytes) {
+            for offset in (turn.offset..turn.offset + TURN_BYTES).step_by(LINE) {
+                if let Some(ahead) = turn.ahead {
+                    prefetch::<true>(from.wrapping_add(offset + ahead));
+                }
+                // SAFETY: a turn is within the bytes.
+                unsafe { L::copy(from.add(offset), to.add(offset), stores) }
+            }
+            done += TURN_BYTES;
+        }
+    }
+    for offset in (done..bytes).step_by(LINE) {
+        if !ahead.is_null() {
+            // To the second cache: the first is small.
+            prefetch::<true>(ahead.wrapping_add(offset));
+        }
         // SAFETY: the line lies in what the caller vouches for.
-        unsafe { put_512(to.add(offset), _mm512_loadu_si512(from.add(offset).cast()), stores) }
+        unsafe { L::copy(from.add(offset), to.add(offset), stores) }
     }
 }
 
-/// Asks for a line that is so many bytes behind `ahead`, unless that is null. It goes to the second cache: the first is
-/// small.
+/// Asks for a line, which may lie anywhere, for the first cache or the second.
 #[inline(always)]
-fn ask_for(ahead: *const u8, offset: usize) {
-    if !ahead.is_null() {
-        // SAFETY: every x86-64 CPU has it, and no address makes it fail.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(offset).cast()) }
-    }
+fn prefetch<const SECOND: bool>(from: *const u8) {
+    // SAFETY: every x86-64 CPU has it, and no address makes it fail.
+    unsafe { if SECOND { _mm_prefetch::<_MM_HINT_T1>(from.cast()) } else { _mm_prefetch::<_MM_HINT_T0>(from.cast()) } }
 }
 
 /// Sixteen lanes of AVX2. Of bf16, the first register has the elements at even places and the second those at odd ones,
@@ -92,6 +139,7 @@ impl Two256 {
 impl Vector for Two256 {
     const LANES: usize = 16;
     type Narrower = f32;
+    const PREFETCHES: bool = true;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -100,9 +148,8 @@ impl Vector for Two256 {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(from: *const u8) {
-        // SAFETY: every x86-64 CPU has it, and no address makes it fail.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+    unsafe fn prefetch<const SECOND: bool>(from: *const u8) {
+        prefetch::<SECOND>(from)
     }
 
     #[inline(always)]
@@ -267,6 +314,7 @@ impl<const BF16: bool> Two512<BF16> {
 impl<const BF16: bool> Vector for Two512<BF16> {
     const LANES: usize = 32;
     type Narrower = Two256;
+    const PREFETCHES: bool = true;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -275,9 +323,8 @@ impl<const BF16: bool> Vector for Two512<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(from: *const u8) {
-        // SAFETY: every x86-64 CPU has it, and no address makes it fail.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+    unsafe fn prefetch<const SECOND: bool>(from: *const u8) {
+        prefetch::<SECOND>(from)
     }
 
     #[inline(always)]
