@@ -43,9 +43,9 @@ impl Wait<'_> {
     ///
     /// What a peer wrote before it released its flag happens before the return.
     pub(super) fn for_all(&self, peers: impl Iterator<Item = u32>, started: &mut Option<Instant>) -> Result<()> {
-        let timed = self.distances.is_due();
+        self.distances.begin_round();
         for peer in peers {
-            if !(timed && self.timed(peer)?) {
+            if !(self.distances.is_due(peer) && self.timed(peer)?) {
                 self.until(peer, started, || self.poll(peer))?;
             }
         }
