@@ -273,7 +273,6 @@ fn obey_as_threads(world: usize, pin: bool) -> Result<()> {
 
 fn options() -> Options {
     let mut options = Options::default().timeout(Duration::from_secs(20)).symmetric_bytes(2 * MOST_BYTES + 4096);
-    // For comparisons.
     if let Ok(stores) = std::env::var("HOST_ROWS_STORES") {
         options = options.host_stores(match stores.as_str() {
             "cached" => HostStores::Cached,
@@ -348,8 +347,18 @@ fn run<T: Element>(
         call(communicator, buffers, way)?;
     }
     let begun = Instant::now();
+    let touches = std::env::var_os("HOST_ROWS_TOUCH").is_some();
     for _ in 0..calls {
         call(communicator, buffers, way)?;
+        if touches {
+            let half = |value: T| T::from_f32(value.to_f32() * 0.5);
+            let output = buffers.output.get();
+            if matches!(way, Way::InPlace | Way::SymmetricInPlace) {
+                output.iter_mut().for_each(|value| *value = half(*value));
+            } else {
+                buffers.input.get().iter_mut().zip(output).for_each(|(to, value)| *to = half(*value));
+            }
+        }
     }
     Ok((begun.elapsed().as_secs_f64(), wrong))
 }

@@ -329,9 +329,11 @@ impl<'a> Exchange<'a> {
         self.group.layout.slot_bytes * u64::from(self.group.layout.world)
     }
 
-    /// By which stores the output is written. One that is longer than a cache would only drive out what is in there.
+    /// By which stores the output is written. One that is longer than a cache would only drive out what is in there, unless
+    /// it takes the place of the input, whose lines have just been read.
     fn output_stores(&self) -> Stores {
-        if self.bytes as u64 >= STREAMED_OUTPUT_BYTES { Stores::Streaming } else { Stores::Cached }
+        let in_place = self.input == self.output.cast_const();
+        if self.bytes as u64 >= STREAMED_OUTPUT_BYTES && !in_place { Stores::Streaming } else { Stores::Cached }
     }
 
     /// Tells every peer that the round is written, and waits until all have told so.

@@ -13,7 +13,7 @@ const BYTES_OF_A_BLOCK: u64 = 128 << 10;
 /// which stays in the cache.
 pub(super) const STAGING_BYTES: usize = 4 << 20;
 
-/// From here on outputs are written past the caches.
+/// From here on outputs are written past the caches, unless they take the place of the inputs.
 pub(super) const STREAMED_OUTPUT_BYTES: u64 = 8 << 20;
 
 /// Packets are never chosen: twice the bytes cost more than the flag's line that they save, at every size
