@@ -9,6 +9,10 @@
 //! has just written it. That is done in a few rounds of many, costs two looks at the clock, and asks nothing of the
 //! peer. A flag that takes long to come tells nothing: then the next round is timed, since a peer may always be late in
 //! one round of a call and early in the other. The kind of stores is the writer's own business, and ranks need not agree.
+//!
+//! Where ranks share cores and change between them, a flag often comes from the very core that looks for it, and says
+//! little of where the data goes. So a rank also times some of its stores through the caches. Where they are so slow that
+//! lines must come from afar, it stores past the caches for a while, keeps to that if it is faster, and then tries again.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
@@ -24,6 +28,16 @@ const FAR_NS: u128 = 125;
 /// How many more loads must say the other than what is held true, until that is. In long calls up to a fifth say what is
 /// wrong: some lines are disturbed on their way, and some are there before.
 const AGAINST: u32 = 6;
+/// Picoseconds a byte from which on stores through the caches are taken for slow. A copy takes 22 to 35 from a cache, up to
+/// 100 from memory, and 400 where each line comes from a core that shares no cache.
+const SLOW_PS: u64 = 200;
+/// Fewer bytes than this fit into the queue of a core's stores, and tell nothing.
+const TIMED_BYTES: usize = 16 << 10;
+/// So many slow ones after each other, since an interrupt makes one slow too.
+const SLOW: u32 = 3;
+/// For so many rounds stores go past the caches then, the first time, and at most, after as many times without success.
+const HOLD: u64 = 64;
+const MOST_HOLD: u64 = 8192;
 /// Rounds at first that are all timed.
 const FIRST_ROUNDS: u64 = 16;
 /// Later, so many from one that told something to the next.
@@ -35,6 +49,22 @@ pub(super) struct Distances {
     rounds: AtomicU64,
     /// By rank.
     peers: Box<[Peer]>,
+    own: Own,
+}
+
+/// How this block's own stores do.
+#[derive(Default)]
+struct Own {
+    /// From which round on one is to be timed.
+    due: AtomicU64,
+    /// Slow ones after each other.
+    slow: AtomicU32,
+    /// Picoseconds a byte of the last of them, while it is to be seen whether those past the caches are faster.
+    against: AtomicU64,
+    /// Until this round all go past the caches.
+    until: AtomicU64,
+    /// For how many rounds the next time.
+    hold: AtomicU64,
 }
 
 #[derive(Default)]
@@ -50,7 +80,8 @@ struct Peer {
 
 impl Distances {
     pub(super) fn new(world: u32, stores: HostStores) -> Distances {
-        Distances { stores, rounds: AtomicU64::new(0), peers: (0..world).map(|_| Peer::default()).collect() }
+        let peers = (0..world).map(|_| Peer::default()).collect();
+        Distances { stores, rounds: AtomicU64::new(0), peers, own: Own::default() }
     }
 
     pub(super) fn begin_round(&self) {
@@ -82,12 +113,57 @@ impl Distances {
         peer.is_known.store(true, Relaxed);
     }
 
+    /// Whether stores of so many bytes are to be timed in this round.
+    pub(super) fn is_own_due(&self, bytes: usize) -> bool {
+        self.stores == HostStores::Probed
+            && bytes >= TIMED_BYTES
+            && self.rounds.load(Relaxed) >= self.own.due.load(Relaxed)
+    }
+
+    /// A copy of so many bytes to staging took so long.
+    pub(super) fn note_own(&self, stores: Stores, bytes: usize, took: Duration) {
+        let Own { due, slow, against, until, hold } = &self.own;
+        let (round, ps) = (self.rounds.load(Relaxed), took.as_nanos() as u64 * 1000 / bytes as u64);
+        let (mut next, held) = (round + ONE_IN, hold.load(Relaxed).max(HOLD));
+        match stores {
+            Stores::Cached if ps < SLOW_PS => {
+                slow.store(0, Relaxed);
+                hold.store(HOLD, Relaxed);
+            }
+            Stores::Cached => {
+                let number = slow.load(Relaxed) + 1;
+                next = round;
+                // The first after a while past the caches is enough.
+                slow.store(number.min(SLOW - 1), Relaxed);
+                if number >= SLOW {
+                    until.store(round + held, Relaxed);
+                    hold.store((2 * held).min(MOST_HOLD), Relaxed);
+                    against.store(ps, Relaxed);
+                }
+            }
+            Stores::Streaming => match against.swap(0, Relaxed) {
+                0 => {}
+                cached if 2 * ps <= cached => next = until.load(Relaxed),
+                // It was not that lines came from afar.
+                _ => {
+                    until.store(round, Relaxed);
+                    next = round + held;
+                }
+            },
+        }
+        due.store(next, Relaxed);
+    }
+
+    fn is_held(&self) -> bool {
+        self.rounds.load(Relaxed) < self.own.until.load(Relaxed)
+    }
+
     /// By which stores data goes to `peer`.
     pub(super) fn stores(&self, peer: u32) -> Stores {
         match self.stores {
             HostStores::Cached => Stores::Cached,
             HostStores::Streaming => Stores::Streaming,
-            HostStores::Probed if self.peers[peer as usize].is_far.load(Relaxed) => Stores::Streaming,
+            HostStores::Probed if self.peers[peer as usize].is_far.load(Relaxed) || self.is_held() => Stores::Streaming,
             HostStores::Probed => Stores::Cached,
         }
     }
@@ -149,6 +225,50 @@ mod tests {
         }
         assert!(told[1] >= 8 + 8 && told[2] >= 16 + 8, "{told:?}");
         assert!(told[2] <= 16 + 10, "{told:?}: one round in {ONE_IN} is enough");
+    }
+
+    /// A rank among others that share its core, whose flags say that they are near: copies of so many ns a KiB, for stores
+    /// through the caches and past them, and how many of the rounds went past them.
+    fn streamed(distances: &Distances, rounds: usize, cached: u64, streaming: u64) -> usize {
+        (0..rounds)
+            .filter(|_| {
+                distances.begin_round();
+                let stores = distances.stores_for_all([0, 2].into_iter());
+                if distances.is_own_due(64 << 10) {
+                    let ns = 64 * if stores == Stores::Cached { cached } else { streaming };
+                    distances.note_own(stores, 64 << 10, Duration::from_nanos(ns));
+                }
+                stores == Stores::Streaming
+            })
+            .count()
+    }
+
+    #[test]
+    fn slow_stores_go_past_the_caches_for_a_while() {
+        let distances = Distances::new(3, HostStores::Probed);
+        assert_eq!(streamed(&distances, 1000, 30, 40), 0);
+        // An interrupt.
+        distances.begin_round();
+        distances.note_own(Stores::Cached, 64 << 10, Duration::from_millis(1));
+        assert_eq!(streamed(&distances, 1000, 30, 40), 0);
+        // The cores moved apart: a few tries are slow.
+        let past = streamed(&distances, 10_000, 420, 40);
+        assert!((9_900..10_000).contains(&past), "{past}");
+        // And together.
+        let past = streamed(&distances, 20_000, 30, 40);
+        assert!((1..=MOST_HOLD as usize).contains(&past), "{past}");
+        assert_eq!(streamed(&distances, 1000, 30, 40), 0);
+        let past = streamed(&distances, 1000, 420, 40);
+        assert!((900..1000).contains(&past), "{past}: it is noticed as soon as at first");
+    }
+
+    /// As where all cores together ask more of the memory than it gives.
+    #[test]
+    fn stores_that_are_slow_either_way_go_through_the_caches() {
+        let distances = Distances::new(3, HostStores::Probed);
+        let past = streamed(&distances, 10_000, 300, 280);
+        assert!((1..100).contains(&past), "{past}");
+        assert!(!distances.is_own_due(TIMED_BYTES - 1), "which fit into the core's queue");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::{
     priors::{MAX_RANKS, STREAMED_OUTPUT_BYTES},
     reduce::{self, Copying, Isa, Stores, Target},
     segment::{Place, Segment},
-    sync::Held,
+    sync::{Held, Instant},
     wait::Wait,
 };
 use crate::{
@@ -293,9 +293,7 @@ impl<'a> Exchange<'a> {
     unsafe fn push(&self, round: &Round, peer: u32, start: u64, bytes: &Range<usize>) {
         let (to, stores) = (self.place(round, self.rank, start), self.distances.stores(peer));
         // SAFETY: `protocol`'s page proves that nobody reads the slot by now: this rank has begun the round.
-        unsafe {
-            self.group.segment(peer).copy_in(to, self.input.add(bytes.start), bytes.len(), self.isa.into(), stores);
-        }
+        unsafe { self.copy_in(self.group.segment(peer), to, bytes, stores) }
     }
 
     /// Copies `bytes` of the input to this rank's own staging.
@@ -306,7 +304,21 @@ impl<'a> Exchange<'a> {
     unsafe fn stage(&self, round: &Round, start: u64, bytes: &Range<usize>) {
         let (to, stores) = (self.place(round, 0, start), self.distances.stores_for_all(self.peers()));
         // SAFETY: as in `push`.
-        unsafe { self.own().copy_in(to, self.input.add(bytes.start), bytes.len(), self.isa.into(), stores) }
+        unsafe { self.copy_in(self.own(), to, bytes, stores) }
+    }
+
+    /// Copies `bytes` of the input to a place in a segment, and times it now and then.
+    ///
+    /// # Safety
+    ///
+    /// They lie in the input and fit there, and nobody reads or writes the place meanwhile.
+    unsafe fn copy_in(&self, segment: &Segment, to: Place, bytes: &Range<usize>, stores: Stores) {
+        let begun = self.distances.is_own_due(bytes.len()).then(Instant::now);
+        // SAFETY: the caller vouches for both; `isa` came from `Isa::widest`.
+        unsafe { segment.copy_in(to, self.input.add(bytes.start), bytes.len(), self.isa.into(), stores) }
+        if let Some(begun) = begun {
+            self.distances.note_own(stores, bytes.len(), begun.elapsed());
+        }
     }
 
     /// Copies `bytes` of the output from a place in a segment, and asks for as many from `ahead` on, unless that is null.
