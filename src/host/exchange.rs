@@ -251,8 +251,11 @@ impl<'a> Exchange<'a> {
 
         let scatter = self.begin(Region::Flags, Phase::ReduceScatter);
         let start = scatter.turn(whole.len(), self.half_bytes());
-        // SAFETY: as in `one_shot_pull`.
-        unsafe { self.stage(&scatter, start, &whole) }
+        // All but this rank's own part, which it takes from its input.
+        for bytes in [whole.start..own.start, own.end..whole.end] {
+            // SAFETY: as in `one_shot_pull`.
+            unsafe { self.stage(&scatter, start + (bytes.start - whole.start) as u64, &bytes) }
+        }
         self.exchange(&scatter)?;
         let gather = self.round_after(scatter.epoch, Region::Flags, Phase::AllGather);
         let next = gather.turn(part, self.half_bytes());
