@@ -8,7 +8,7 @@ use super::{
     group::Group,
     packets::Region,
     priors::{MAX_RANKS, STREAMED_OUTPUT_BYTES},
-    reduce::{self, Copying, Isa, Stores, Target},
+    reduce::{self, Copying, Isa, Sources, Stores, Target},
     segment::{Place, Segment},
     sync::{Held, Instant},
     wait::Wait,
@@ -148,7 +148,7 @@ impl<'a> Exchange<'a> {
             }
             let count = bytes.len() / size_of::<T>();
             // SAFETY: as above; pieces are apart, start on lines, and parts on packs, and `isa` came from `Isa::widest`.
-            unsafe { reduce::reduce::<T>(self.isa, self.op, &sources[..world as usize], &targets[..number], count) }
+            unsafe { self.fold::<T>(&sources[..world as usize], &targets[..number], count) }
         }
         if !self.group.skips(Phase::Exit) {
             let exit = self.begin(Region::Flags, Phase::Exit);
@@ -422,7 +422,16 @@ impl<'a> Exchange<'a> {
         // SAFETY: the caller vouches for the ranges; input and output are the same or apart and segments are apart from
         // both, as are the places from each other; `isa` came from `Isa::widest`. Slots start on lines and parts on
         // packs, so all is aligned.
-        unsafe { reduce::reduce::<T>(self.isa, self.op, &sources[..world], &targets[..number], count) }
+        unsafe { self.fold::<T>(&sources[..world], &targets[..number], count) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`reduce::reduce`], with a source for each rank.
+    pub(super) unsafe fn fold<T: Element>(&self, sources: &[*const u8], targets: &[Target], count: usize) {
+        let sources = Sources { at: sources, own: self.rank as usize };
+        // SAFETY: the caller's promises are handed on; `isa` came from `Isa::widest`.
+        unsafe { reduce::reduce::<T>(self.isa, self.op, sources, targets, count) }
     }
 
     pub(super) fn own(&self) -> &'a Segment {

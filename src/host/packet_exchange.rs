@@ -6,7 +6,7 @@ use super::{
     exchange::{Exchange, Round},
     packets::{PAYLOAD_BYTES, Region},
     priors::MAX_RANKS,
-    reduce::{self, Stores, Target},
+    reduce::{Stores, Target},
     sync::{AtomicU64, Instant, Ordering, fence},
     wait::Wait,
 };
@@ -243,7 +243,7 @@ impl<'a> Exchange<'a> {
                 sources[self.rank as usize] = self.input.add(start);
                 let count = piece.len() / size_of::<T>();
                 let output = Target { to: self.output.add(start), stores: Stores::Cached };
-                reduce::reduce::<T>(self.isa, self.op, &sources[..world], &[output], count);
+                self.fold::<T>(&sources[..world], &[output], count);
             }
             done(piece);
         }

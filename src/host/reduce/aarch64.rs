@@ -3,14 +3,14 @@
 
 use std::arch::{aarch64::*, asm};
 
-use super::{Places, Target, Vector, by_op};
+use super::{Places, Sources, Target, Vector, by_op};
 use crate::{Element, ReduceOp};
 
 /// # Safety
 ///
 /// As for [`super::by_isa`]; the CPU has NEON.
 #[target_feature(enable = "neon")]
-pub(super) unsafe fn reduce<T: Element>(op: ReduceOp, sources: &[*const u8], targets: &[Target], count: usize) {
+pub(super) unsafe fn reduce<T: Element>(op: ReduceOp, sources: Sources<'_>, targets: &[Target], count: usize) {
     // SAFETY: this function has the instructions enabled; the caller vouches for the rest.
     unsafe { by_op::<Two128, T>(op, sources, targets, count) }
 }

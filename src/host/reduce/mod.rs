@@ -89,6 +89,14 @@ pub(super) enum Stores {
     Streaming,
 }
 
+/// What a loop reads: where the elements of each rank are, in rank order.
+#[derive(Clone, Copy)]
+pub(super) struct Sources<'a> {
+    pub(super) at: &'a [*const u8],
+    /// Which of them this rank has just read or written: if it is not longer than a cache, it is not asked for.
+    pub(super) own: usize,
+}
+
 /// Where a loop writes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
@@ -171,7 +179,7 @@ struct Scratch(MaybeUninit<[u8; SCRATCH_BYTES]>);
 pub(super) unsafe fn reduce<T: Element>(
     isa: Isa,
     op: ReduceOp,
-    sources: &[*const u8],
+    sources: Sources<'_>,
     targets: &[Target],
     count: usize,
 ) {
@@ -200,14 +208,15 @@ pub(super) unsafe fn reduce<T: Element>(
         let most = SCRATCH_BYTES / size_of::<T>();
         for start in (0..count).step_by(most) {
             let (length, offset) = (most.min(count - start), start * size_of::<T>());
-            for (piece, source) in of_piece.iter_mut().zip(sources) {
+            for (piece, source) in of_piece.iter_mut().zip(sources.at) {
                 *piece = source.wrapping_add(offset);
             }
             let piece = Target { to: from, stores: Stores::Cached };
             // SAFETY: the scratch has room for a piece and is apart from all; the rest are parts of what the caller
             // vouches for, and all sources of a piece are read before a target of it is written.
             unsafe {
-                by_type(isa, T::DTYPE, op, &of_piece[..sources.len()], &[piece], length);
+                let sources = Sources { at: &of_piece[..sources.at.len()], ..sources };
+                by_type(isa, T::DTYPE, op, sources, &[piece], length);
                 for target in targets {
                     let to = target.to.wrapping_add(offset);
                     copy(isa.into(), from, Target { to, ..*target }, length * size_of::<T>());
@@ -272,7 +281,7 @@ fn fence_streaming() {
 /// # Safety
 ///
 /// As for [`by_isa`].
-unsafe fn by_type(isa: Isa, dtype: DType, op: ReduceOp, sources: &[*const u8], targets: &[Target], count: usize) {
+unsafe fn by_type(isa: Isa, dtype: DType, op: ReduceOp, sources: Sources<'_>, targets: &[Target], count: usize) {
     // SAFETY: the caller's promises are handed on.
     unsafe {
         match dtype {
@@ -286,7 +295,7 @@ unsafe fn by_type(isa: Isa, dtype: DType, op: ReduceOp, sources: &[*const u8], t
 /// # Safety
 ///
 /// As for [`reduce`], of one target or two; any that streams is as far into its lines as the first.
-unsafe fn by_isa<T: Element>(isa: Isa, op: ReduceOp, sources: &[*const u8], targets: &[Target], count: usize) {
+unsafe fn by_isa<T: Element>(isa: Isa, op: ReduceOp, sources: Sources<'_>, targets: &[Target], count: usize) {
     // SAFETY: the caller's promises are handed on; each arm's instructions are the ones that `isa` names.
     unsafe {
         match isa {
@@ -412,7 +421,7 @@ impl Fold for Min {
 ///
 /// As for [`by_isa`], where V's instructions are available.
 #[inline(always)]
-unsafe fn by_op<V: Vector, T: Element>(op: ReduceOp, sources: &[*const u8], targets: &[Target], count: usize) {
+unsafe fn by_op<V: Vector, T: Element>(op: ReduceOp, sources: Sources<'_>, targets: &[Target], count: usize) {
     // SAFETY: the caller's promises are handed on.
     unsafe {
         match op {
@@ -428,13 +437,13 @@ unsafe fn by_op<V: Vector, T: Element>(op: ReduceOp, sources: &[*const u8], targ
 ///
 /// As for [`by_op`].
 #[inline(always)]
-unsafe fn by_number<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targets: &[Target], count: usize) {
+unsafe fn by_number<V: Vector, T: Element, F: Fold>(sources: Sources<'_>, targets: &[Target], count: usize) {
     // SAFETY: the caller's promises are handed on.
     unsafe {
         // With the numbers known, the loops over sources and targets are gone and their addresses stay in registers.
-        match (sources, targets) {
-            (&[a, b], &[to]) => all::<V, T, F>(&[a, b], &[to], count),
-            (&[a, b], &[to, also]) => all::<V, T, F>(&[a, b], &[to, also], count),
+        match (sources.at, targets) {
+            (&[a, b], &[to]) => all::<V, T, F>(Sources { at: &[a, b], ..sources }, &[to], count),
+            (&[a, b], &[to, also]) => all::<V, T, F>(Sources { at: &[a, b], ..sources }, &[to, also], count),
             _ => all::<V, T, F>(sources, targets, count),
         }
     }
@@ -444,7 +453,7 @@ unsafe fn by_number<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targe
 ///
 /// As for [`by_op`].
 #[inline(always)]
-unsafe fn all<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targets: &[Target], count: usize) {
+unsafe fn all<V: Vector, T: Element, F: Fold>(sources: Sources<'_>, targets: &[Target], count: usize) {
     // SAFETY: every access lies below `count`; the caller's promises are handed on. Vectors of T go to multiples of
     // their bytes, which divide a line, once the targets start on one.
     unsafe {
@@ -462,7 +471,7 @@ unsafe fn all<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targets: &[
             // Not beyond the end, where a peer will write next.
             let ahead = size_of::<T>() < size_of::<f32>() || count * size_of::<T>() >= PREFETCH_FROM_BYTES;
             while ahead && count - start >= 4 * V::LANES + PREFETCH_BYTES / size_of::<T>() {
-                ask::<V, T, false>(sources, start, 4 * V::LANES, PREFETCH_BYTES);
+                sources.at.iter().for_each(|&source| ask::<V, T, false>(source, start, 4 * V::LANES, PREFETCH_BYTES));
                 tile::<V, T, F, 4, true>(sources, targets, start);
                 start += 4 * V::LANES;
             }
@@ -497,7 +506,7 @@ unsafe fn all<V: Vector, T: Element, F: Fold>(sources: &[*const u8], targets: &[
 /// As for [`by_op`], with `count` elements from `start` on, where all targets are at the start of a line or of a vector.
 #[inline(always)]
 unsafe fn in_two_streams<V: Vector, T: Element, F: Fold>(
-    sources: &[*const u8],
+    sources: Sources<'_>,
     targets: &[Target],
     start: usize,
     count: usize,
@@ -509,7 +518,11 @@ unsafe fn in_two_streams<V: Vector, T: Element, F: Fold>(
         // SAFETY: a turn is within `count`, and a number of vectors; the caller's promises are handed on.
         unsafe {
             if let Some(ahead) = turn.ahead {
-                ask::<V, T, true>(sources, from, elements, ahead);
+                for (index, &source) in sources.at.iter().enumerate() {
+                    if index != sources.own {
+                        ask::<V, T, true>(source, from, elements, ahead);
+                    }
+                }
             }
             for start in (from..from + elements).step_by(2 * V::LANES) {
                 tile::<V, T, F, 2, true>(sources, targets, start);
@@ -520,24 +533,17 @@ unsafe fn in_two_streams<V: Vector, T: Element, F: Fold>(
     done
 }
 
-/// Asks for what is so many bytes on from `count` elements of every source.
+/// Asks for what is so many bytes on from `count` elements of a source.
 ///
 /// # Safety
 ///
 /// V's instructions are available.
 #[inline(always)]
-unsafe fn ask<V: Vector, T: Element, const SECOND: bool>(
-    sources: &[*const u8],
-    start: usize,
-    count: usize,
-    ahead: usize,
-) {
-    for &source in sources {
-        let from = source.wrapping_add(start * size_of::<T>() + ahead);
-        for offset in (0..count * size_of::<T>()).step_by(LINE) {
-            // SAFETY: the caller vouches for the instructions; any address may be asked for.
-            unsafe { V::prefetch::<SECOND>(from.wrapping_add(offset)) }
-        }
+unsafe fn ask<V: Vector, T: Element, const SECOND: bool>(source: *const u8, start: usize, count: usize, ahead: usize) {
+    let from = source.wrapping_add(start * size_of::<T>() + ahead);
+    for offset in (0..count * size_of::<T>()).step_by(LINE) {
+        // SAFETY: the caller vouches for the instructions; any address may be asked for.
+        unsafe { V::prefetch::<SECOND>(from.wrapping_add(offset)) }
     }
 }
 
@@ -550,7 +556,7 @@ unsafe fn ask<V: Vector, T: Element, const SECOND: bool>(
 /// bytes of a vector there.
 #[inline(always)]
 unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize, const ALIGNED: bool>(
-    sources: &[*const u8],
+    sources: Sources<'_>,
     targets: &[Target],
     start: usize,
 ) {
@@ -559,14 +565,14 @@ unsafe fn tile<V: Vector, T: Element, F: Fold, const WIDTH: usize, const ALIGNED
         let at = |source: *const u8, index: usize| source.cast::<T>().add(start + index * V::LANES);
         let mut sums = [V::splat(0.0); WIDTH];
         for (index, sum) in sums.iter_mut().enumerate() {
-            *sum = load::<V, T>(at(sources[0], index));
+            *sum = load::<V, T>(at(sources.at[0], index));
         }
-        for &source in &sources[1..] {
+        for &source in &sources.at[1..] {
             for (index, sum) in sums.iter_mut().enumerate() {
                 *sum = F::step(*sum, load::<V, T>(at(source, index)));
             }
         }
-        let world = V::splat(sources.len() as f32);
+        let world = V::splat(sources.at.len() as f32);
         for (index, sum) in sums.into_iter().enumerate() {
             let offset = (start + index * V::LANES) * size_of::<T>();
             store::<V, T>(F::finish(sum, world), Places { targets, offset, aligned: ALIGNED });
@@ -615,7 +621,7 @@ mod tests {
         let pointers: Vec<_> = sources.iter().map(|source| source.as_ptr().cast()).collect();
         let target = Target { to: to.as_mut_ptr().cast(), stores: Stores::Cached };
         // SAFETY: `isa` is available, and all vectors have the first one's length.
-        unsafe { reduce::<T>(isa, op, &pointers, &[target], to.len()) };
+        unsafe { reduce::<T>(isa, op, Sources { at: &pointers, own: 0 }, &[target], to.len()) };
         to
     }
 
@@ -709,7 +715,9 @@ mod tests {
                                 })
                                 .collect();
                             // SAFETY: `isa` is available, and the sources and the rest of each buffer are long enough.
-                            unsafe { reduce::<T>(isa, ReduceOp::Sum, &pointers, &targets, count) };
+                            unsafe {
+                                reduce::<T>(isa, ReduceOp::Sum, Sources { at: &pointers, own: 1 }, &targets, count)
+                            };
                             for (index, buffer) in buffers.iter().enumerate() {
                                 let (from, to) = (start(index), start(index) + count);
                                 let what = format!("{count} of {} by {isa:?}, target {index}, {turn}", T::DTYPE);

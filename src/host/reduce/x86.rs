@@ -3,14 +3,14 @@
 
 use std::arch::x86_64::*;
 
-use super::{LINE, Places, STREAMS_BYTES, Stores, TURN_BYTES, Target, Vector, by_op, turns};
+use super::{LINE, Places, STREAMS_BYTES, Sources, Stores, TURN_BYTES, Target, Vector, by_op, turns};
 use crate::{Element, ReduceOp};
 
 /// # Safety
 ///
 /// As for [`super::by_isa`]; the CPU has AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn reduce<T: Element>(op: ReduceOp, sources: &[*const u8], targets: &[Target], count: usize) {
+pub(super) unsafe fn reduce<T: Element>(op: ReduceOp, sources: Sources<'_>, targets: &[Target], count: usize) {
     // SAFETY: this function has the instructions enabled; the caller vouches for the rest.
     unsafe { by_op::<Two256, T>(op, sources, targets, count) }
 }
@@ -19,7 +19,7 @@ pub(super) unsafe fn reduce<T: Element>(op: ReduceOp, sources: &[*const u8], tar
 ///
 /// As for [`super::by_isa`]; the CPU has what [`super::Isa::Avx512`] says.
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn reduce_512<T: Element>(op: ReduceOp, sources: &[*const u8], targets: &[Target], count: usize) {
+pub(super) unsafe fn reduce_512<T: Element>(op: ReduceOp, sources: Sources<'_>, targets: &[Target], count: usize) {
     // SAFETY: as in `reduce`.
     unsafe { by_op::<Two512<false>, T>(op, sources, targets, count) }
 }
@@ -28,12 +28,7 @@ pub(super) unsafe fn reduce_512<T: Element>(op: ReduceOp, sources: &[*const u8],
 ///
 /// As for [`super::by_isa`]; the CPU has what [`super::Isa::Avx512Bf16`] says.
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn reduce_512_bf16<T: Element>(
-    op: ReduceOp,
-    sources: &[*const u8],
-    targets: &[Target],
-    count: usize,
-) {
+pub(super) unsafe fn reduce_512_bf16<T: Element>(op: ReduceOp, sources: Sources<'_>, targets: &[Target], count: usize) {
     // SAFETY: as in `reduce`.
     unsafe { by_op::<Two512<true>, T>(op, sources, targets, count) }
 }
