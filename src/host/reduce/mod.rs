@@ -93,7 +93,7 @@ pub(super) enum Stores {
 #[derive(Clone, Copy)]
 pub(super) struct Sources<'a> {
     pub(super) at: &'a [*const u8],
-    /// Which of them this rank has just read or written: if it is not longer than a cache, it is not asked for.
+    /// Which of them this rank has just read or written: unless it is longer than a cache, it is not asked for.
     pub(super) own: usize,
 }
 
@@ -471,7 +471,11 @@ unsafe fn all<V: Vector, T: Element, F: Fold>(sources: Sources<'_>, targets: &[T
             // Not beyond the end, where a peer will write next.
             let ahead = size_of::<T>() < size_of::<f32>() || count * size_of::<T>() >= PREFETCH_FROM_BYTES;
             while ahead && count - start >= 4 * V::LANES + PREFETCH_BYTES / size_of::<T>() {
-                sources.at.iter().for_each(|&source| ask::<V, T, false>(source, start, 4 * V::LANES, PREFETCH_BYTES));
+                for (index, &source) in sources.at.iter().enumerate() {
+                    if index != sources.own || count * size_of::<T>() > *STREAMS_BYTES.end() {
+                        ask::<V, T, false>(source, start, 4 * V::LANES, PREFETCH_BYTES);
+                    }
+                }
                 tile::<V, T, F, 4, true>(sources, targets, start);
                 start += 4 * V::LANES;
             }
