@@ -10,9 +10,11 @@
 //! peer. A flag that takes long to come tells nothing: then the next round is timed, since a peer may always be late in
 //! one round of a call and early in the other. The kind of stores is the writer's own business, and ranks need not agree.
 //!
-//! Where ranks share cores and change between them, a flag often comes from the very core that looks for it, and says
-//! little of where the data goes. So a rank also times some of its stores through the caches. Where they are so slow that
-//! lines must come from afar, it stores past the caches for a while, keeps to that if it is faster, and then tries again.
+//! A flag says little where ranks share cores and change between them, since it often comes from the very core that looks
+//! for it, and where cores are far from each other and yet share a cache. So where there is more to store than fits into
+//! the queue of a core's stores, a rank times some of its stores through the caches. Where they are so slow that lines must
+//! come from afar, it stores past the caches for a while, keeps to that if it is faster, and then tries again, or as soon as
+//! the flags say that all peers are near.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
@@ -106,6 +108,10 @@ impl Distances {
             (false, against) if against + 1 < AGAINST && peer.is_known.load(Relaxed) => against + 1,
             (false, _) => {
                 peer.is_far.store(is_far, Relaxed);
+                if !self.peers.iter().any(|peer| peer.is_far.load(Relaxed)) {
+                    self.own.until.store(0, Relaxed);
+                    self.own.due.store(0, Relaxed);
+                }
                 0
             }
         };
@@ -154,23 +160,21 @@ impl Distances {
         due.store(next, Relaxed);
     }
 
-    fn is_held(&self) -> bool {
-        self.rounds.load(Relaxed) < self.own.until.load(Relaxed)
+    /// By which stores so many bytes go to `peer`.
+    pub(super) fn stores(&self, peer: u32, bytes: usize) -> Stores {
+        let streams = match self.stores {
+            HostStores::Cached => false,
+            HostStores::Streaming => true,
+            HostStores::Probed if bytes >= TIMED_BYTES => self.rounds.load(Relaxed) < self.own.until.load(Relaxed),
+            HostStores::Probed => self.peers[peer as usize].is_far.load(Relaxed),
+        };
+        if streams { Stores::Streaming } else { Stores::Cached }
     }
 
-    /// By which stores data goes to `peer`.
-    pub(super) fn stores(&self, peer: u32) -> Stores {
-        match self.stores {
-            HostStores::Cached => Stores::Cached,
-            HostStores::Streaming => Stores::Streaming,
-            HostStores::Probed if self.peers[peer as usize].is_far.load(Relaxed) || self.is_held() => Stores::Streaming,
-            HostStores::Probed => Stores::Cached,
-        }
-    }
-
-    /// By which stores data goes where all of `peers` read it.
-    pub(super) fn stores_for_all(&self, mut peers: impl Iterator<Item = u32>) -> Stores {
-        if peers.any(|peer| self.stores(peer) == Stores::Streaming) { Stores::Streaming } else { Stores::Cached }
+    /// By which stores so many bytes go where all of `peers` read them.
+    pub(super) fn stores_for_all(&self, mut peers: impl Iterator<Item = u32>, bytes: usize) -> Stores {
+        let streams = peers.any(|peer| self.stores(peer, bytes) == Stores::Streaming);
+        if streams { Stores::Streaming } else { Stores::Cached }
     }
 }
 
@@ -185,22 +189,22 @@ mod tests {
             }
             distances.note(peer, Duration::from_nanos(ns));
         }
-        distances.stores(peer)
+        distances.stores(peer, 8 << 10)
     }
 
     #[test]
     fn stores_follow_the_peer() {
         let distances = Distances::new(3, HostStores::Probed);
-        assert_eq!(distances.stores(1), Stores::Cached);
+        assert_eq!(distances.stores(1, 8 << 10), Stores::Cached);
         assert_eq!(noted(&distances, 1, [250]), Stores::Streaming);
         assert_eq!(noted(&distances, 1, [50; 40]), Stores::Cached);
         assert_eq!(noted(&distances, 1, [u64::MAX]), Stores::Cached, "an interrupt");
         assert_eq!(noted(&distances, 1, [50, 130, 90, 60]), Stores::Cached);
         assert_eq!(noted(&distances, 1, [160; 2 * AGAINST as usize]), Stores::Streaming);
         assert_eq!(noted(&distances, 1, [20, 160, 160]), Stores::Streaming);
-        assert_eq!(distances.stores(2), Stores::Cached);
-        assert_eq!(distances.stores_for_all([0, 2].into_iter()), Stores::Cached);
-        assert_eq!(distances.stores_for_all([0, 1, 2].into_iter()), Stores::Streaming);
+        assert_eq!(distances.stores(2, 8 << 10), Stores::Cached);
+        assert_eq!(distances.stores_for_all([0, 2].into_iter(), 8 << 10), Stores::Cached);
+        assert_eq!(distances.stores_for_all([0, 1, 2].into_iter(), 8 << 10), Stores::Streaming);
         // What long calls gave: of far cores some lines were there before, of near ones some were late.
         let mut far = [40, 40, 160, 170, 170, 181, 160, 170, 200, 170].into_iter().cycle();
         assert!((0..100).all(|_| noted(&distances, 1, far.by_ref().take(7)) == Stores::Streaming));
@@ -233,7 +237,7 @@ mod tests {
         (0..rounds)
             .filter(|_| {
                 distances.begin_round();
-                let stores = distances.stores_for_all([0, 2].into_iter());
+                let stores = distances.stores_for_all([0, 2].into_iter(), 64 << 10);
                 if distances.is_own_due(64 << 10) {
                     let ns = 64 * if stores == Stores::Cached { cached } else { streaming };
                     distances.note_own(stores, 64 << 10, Duration::from_nanos(ns));
@@ -247,6 +251,9 @@ mod tests {
     fn slow_stores_go_past_the_caches_for_a_while() {
         let distances = Distances::new(3, HostStores::Probed);
         assert_eq!(streamed(&distances, 1000, 30, 40), 0);
+        // Flags that come from afar alone don't make them.
+        assert_eq!(noted(&distances, 1, [250; 20]), Stores::Streaming);
+        assert_eq!(streamed(&distances, 1000, 60, 40), 0);
         // An interrupt.
         distances.begin_round();
         distances.note_own(Stores::Cached, 64 << 10, Duration::from_millis(1));
@@ -260,6 +267,11 @@ mod tests {
         assert_eq!(streamed(&distances, 1000, 30, 40), 0);
         let past = streamed(&distances, 1000, 420, 40);
         assert!((900..1000).contains(&past), "{past}: it is noticed as soon as at first");
+        // And together, of which the flags tell sooner than the next try would.
+        let past = streamed(&distances, 5_000, 420, 40);
+        assert!((4_990..5_000).contains(&past), "{past}");
+        assert_eq!(noted(&distances, 1, [60; 20]), Stores::Cached);
+        assert_eq!(streamed(&distances, 1000, 30, 40), 0);
     }
 
     /// As where all cores together ask more of the memory than it gives.
@@ -280,7 +292,7 @@ mod tests {
                 !distances.is_due(1)
             }));
             distances.note(1, Duration::from_nanos(if forced == HostStores::Cached { 900 } else { 1 }));
-            assert_eq!(distances.stores(1), stores);
+            assert_eq!(distances.stores(1, 8 << 10), stores);
         }
     }
 }

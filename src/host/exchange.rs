@@ -294,7 +294,7 @@ impl<'a> Exchange<'a> {
     ///
     /// `bytes` lie in the input and fit in a slot from `start` on.
     unsafe fn push(&self, round: &Round, peer: u32, start: u64, bytes: &Range<usize>) {
-        let (to, stores) = (self.place(round, self.rank, start), self.distances.stores(peer));
+        let (to, stores) = (self.place(round, self.rank, start), self.distances.stores(peer, bytes.len()));
         // SAFETY: `protocol`'s page proves that nobody reads the slot by now: this rank has begun the round.
         unsafe { self.copy_in(self.group.segment(peer), to, bytes, stores) }
     }
@@ -305,7 +305,7 @@ impl<'a> Exchange<'a> {
     ///
     /// `bytes` lie in the input and fit in the slots of a half from `start` on.
     unsafe fn stage(&self, round: &Round, start: u64, bytes: &Range<usize>) {
-        let (to, stores) = (self.place(round, 0, start), self.distances.stores_for_all(self.peers()));
+        let (to, stores) = (self.place(round, 0, start), self.distances.stores_for_all(self.peers(), bytes.len()));
         // SAFETY: as in `push`.
         unsafe { self.copy_in(self.own(), to, bytes, stores) }
     }
@@ -408,9 +408,9 @@ impl<'a> Exchange<'a> {
         for rank in self.peers().chain([self.rank]) {
             if let Some((segment, place)) = also(rank) {
                 let stores = if segment == self.rank {
-                    self.distances.stores_for_all(self.peers())
+                    self.distances.stores_for_all(self.peers(), bytes.len())
                 } else {
-                    self.distances.stores(segment)
+                    self.distances.stores(segment, bytes.len())
                 };
                 // SAFETY: as above.
                 let to = unsafe { self.group.segment(segment).write(place, bytes.len(), &mut held) };
