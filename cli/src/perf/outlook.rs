@@ -131,9 +131,9 @@ mod tests {
         };
         let plans = [1 << 10, 64 << 10, 1 << 20].map(|bytes| (bytes, plan(bytes))).to_vec();
         let outlook = Outlook { plans, missing: Vec::new() };
-        // The last size that the host's priors have for the one-shot among four ranks is 64 KiB.
+        // The last size that the host's priors have for the one-shot among four ranks is 32 KiB.
         let borders = outlook.borders(4, |bytes| Some(plan(bytes).algorithm));
-        assert_eq!(borders, [((64 << 10) + 4, Algorithm::TwoShotPull)]);
+        assert_eq!(borders, [((32 << 10) + 4, Algorithm::TwoShotPull)]);
     }
 
     #[test]
