@@ -388,11 +388,11 @@ fn the_plot_shows_what_was_timed_and_where_the_choice_changes() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("all.svg");
     let output =
-        perf(&format!("--backend host -g 8 -b 1K -e 64K -n 2 -c 0 -N 2 --compare one-shot --plot {}", file.display()));
+        perf(&format!("--backend host -g 4 -b 1K -e 64K -n 2 -c 0 -N 2 --compare one-shot --plot {}", file.display()));
     assert!(output.status.success(), "{}", stderr(&output));
     let svg = std::fs::read_to_string(&file).expect("the drawing is there");
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-    // Eight ranks: a one-shot up to 32 KiB, whose border no size of the run has.
+    // Four ranks: a one-shot up to 32 KiB, whose border no size of the run has.
     for words in ["peersum", "one-shot", "two-shot-pull from 32 KiB", "busbw (GB/s)", "time of a call (µs)", "16 KiB"]
     {
         assert!(svg.contains(words), "{words}");
